@@ -1,0 +1,3 @@
+//! The lockkeeper command line.
+
+fn main() {}

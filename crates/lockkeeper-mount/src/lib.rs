@@ -1,0 +1,1 @@
+//! A FUSE mount whose file locks are served by lockkeeper.

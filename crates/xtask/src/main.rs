@@ -1,0 +1,3 @@
+//! `cargo xtask test`: every check of the project.
+
+fn main() {}
