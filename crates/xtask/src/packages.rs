@@ -1,0 +1,157 @@
+//! The Debian packages that tests need.
+//!
+//! What is installed already costs one look at dpkg's database and no network. What is missing is
+//! installed if we are root; else it is named, with the command that installs it, and the step fails.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+/// A package's name, and which test needs it.
+type Package = (&'static str, &'static str);
+
+/// Every package that a test needs beyond Rust and a linker. To add one, add a line.
+#[rustfmt::skip]
+pub const PACKAGES: &[Package] = &[
+];
+
+const INSTALL: &[&str] = &["install", "--yes", "--no-install-recommends"];
+
+/// Returns when all of `packages` are installed.
+///
+/// # Errors
+/// If one is missing and we are not root, or apt-get cannot install it.
+pub fn ensure(packages: &[Package]) -> anyhow::Result<()> {
+    let mut absent = missing(packages)?;
+    if !absent.is_empty() {
+        if !is_root()? {
+            bail!(advice(&absent));
+        }
+        // Lists that cannot be refreshed may still do: whether they do, the installation tells.
+        if let Err(error) = apt_get(&["update"]) {
+            eprintln!("warning: {error:#}");
+        }
+        let names = absent.iter().map(|(name, _)| *name);
+        apt_get(&INSTALL.iter().copied().chain(names).collect::<Vec<_>>())?;
+        absent = missing(packages)?;
+        ensure!(
+            absent.is_empty(),
+            "apt-get succeeded, but dpkg does not know these as installed: {}",
+            names_of(&absent)
+        );
+    }
+    println!("Debian packages needed: {}, all installed", packages.len());
+    Ok(())
+}
+
+fn missing(packages: &[Package]) -> anyhow::Result<Vec<Package>> {
+    if packages.is_empty() {
+        return Ok(Vec::new());
+    }
+    // It fails if it does not know one of the names, and still prints the others.
+    let output = Command::new("dpkg-query")
+        .args(["--show", "--showformat=${db:Status-Status} ${Package}\\n"])
+        .args(packages.iter().map(|(name, _)| name))
+        .stderr(Stdio::null())
+        .output()
+        .with_context(|| {
+            format!(
+                "cannot ask dpkg-query (the checks are made for Debian and its kin) for {}",
+                names_of(packages)
+            )
+        })?;
+    let database = String::from_utf8_lossy(&output.stdout);
+    Ok(packages
+        .iter()
+        .filter(|(name, _)| !is_installed(name, &database))
+        .copied()
+        .collect())
+}
+
+/// Whether `database`, lines of `STATUS PACKAGE`, shows the package as installed. One that was
+/// removed and left its configuration behind is listed, but not as `installed`.
+fn is_installed(name: &str, database: &str) -> bool {
+    database
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .any(|(status, package)| status == "installed" && package == name)
+}
+
+fn advice(absent: &[Package]) -> String {
+    let mut text = String::from("tests need Debian packages that are not installed:\n");
+    for (name, test) in absent {
+        text += &format!("    {name}: {test}\n");
+    }
+    text + &format!(
+        "install them with\n    sudo apt-get update && sudo apt-get {} {}",
+        INSTALL.join(" "),
+        names_of(absent)
+    )
+}
+
+fn names_of(packages: &[Package]) -> String {
+    let names: Vec<_> = packages.iter().map(|(name, _)| *name).collect();
+    names.join(" ")
+}
+
+fn apt_get(arguments: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new("apt-get")
+        // Another run of apt, such as a nightly upgrade, is waited for.
+        .args(["-o", "DPkg::Lock::Timeout=120"])
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start apt-get")?;
+    ensure!(
+        status.success(),
+        "apt-get {} failed: {status}",
+        arguments.join(" ")
+    );
+    Ok(())
+}
+
+fn is_root() -> anyhow::Result<bool> {
+    let output = Command::new("id")
+        .arg("-u")
+        .output()
+        .context("cannot start id")?;
+    Ok(output.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_counts_as_installed_by_its_status_and_whole_name() {
+        let database = "installed fuse3\nconfig-files sqlite3\nnot-installed git\n";
+        for (name, expected) in [
+            ("fuse3", true),
+            ("sqlite3", false),
+            ("git", false),
+            ("fuse", false),
+            ("redis", false),
+        ] {
+            assert_eq!(is_installed(name, database), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_command_that_installs_it() {
+        assert_eq!(
+            advice(&[("fuse3", "every mount"), ("sqlite3", "the database tests")]),
+            "tests need Debian packages that are not installed:\n    \
+                 fuse3: every mount\n    \
+                 sqlite3: the database tests\n\
+             install them with\n    \
+                 sudo apt-get update && \
+                 sudo apt-get install --yes --no-install-recommends fuse3 sqlite3"
+        );
+    }
+
+    #[test]
+    fn nothing_needed_is_always_there() {
+        assert!(ensure(&[]).is_ok());
+    }
+}
