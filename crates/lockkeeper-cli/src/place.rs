@@ -1,0 +1,65 @@
+//! The places on which lock scripts run: the library, or a directory.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use lockkeeper_script::Executor;
+use lockkeeper_script::directory::{Directory, Options};
+
+/// Where a script runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The library's own table, in this process.
+    Library,
+    /// A folder of a file system, by real processes.
+    Directory(PathBuf),
+}
+
+impl FromStr for Place {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "library" => Self::Library,
+            directory => Self::Directory(directory.into()),
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library => f.write_str("library"),
+            Self::Directory(directory) => write!(f, "{}", directory.display()),
+        }
+    }
+}
+
+impl Place {
+    /// The executor for this place. With `strict`, a directory decides by the clock alone that a call is
+    /// blocked.
+    ///
+    /// # Errors
+    /// The place cannot be used.
+    pub fn executor(&self, strict: bool) -> anyhow::Result<Box<dyn Executor>> {
+        match self {
+            Self::Library => library(),
+            Self::Directory(directory) => {
+                let program = std::env::current_exe().context("cannot find this program")?;
+                let options = Options {
+                    strict,
+                    ..Options::new(program)
+                };
+                Ok(Box::new(Directory::new(directory, options)?))
+            }
+        }
+    }
+}
+
+/// The executor over the library's table.
+fn library() -> anyhow::Result<Box<dyn Executor>> {
+    bail!("scripts do not run on the library yet: name a directory with --on DIR")
+}
