@@ -1,0 +1,1013 @@
+//! One file's locks and waiters: a pure, deterministic state machine.
+//!
+//! A [`Table`] does no I/O, reads no clock, starts no thread and never panics on
+//! any input. It answers every call at once: a request that must wait is kept,
+//! with a *ticket* of the caller's choosing, and handed back when it has ended.
+//! Waking whoever waits, and keeping other callers out meanwhile, is the
+//! caller's part: see [`LockManager`](crate::LockManager) for a caller that does
+//! it with threads, tasks and callbacks.
+//!
+//! ```
+//! use lockkeeper::table::{Context, Lock, Request, Settings, Table};
+//! use lockkeeper::{LockType, ProcessId, Range, Time};
+//!
+//! let settings = Settings::default();
+//! let at = |seconds: u64| Context::new(Time(seconds * 1_000_000_000), &settings);
+//! let mut table = Table::new();
+//! let ten = Range::new(0, 9)?;
+//!
+//! let first = Request::record(ProcessId(1), LockType::Write, ten);
+//! let second = Request::record(ProcessId(2), LockType::Read, Range::WHOLE);
+//! table.try_lock(&first, at(0))?;
+//! let Lock::Waiting(id) = table.lock(second, "ticket", at(1)).map_err(|(error, _)| error)? else {
+//!     panic!("the first ten bytes are taken");
+//! };
+//!
+//! table.unlock(&ProcessId(1).into(), ten, at(2))?;
+//! let ended = table.next_ended().expect("the reader was granted");
+//! assert_eq!((ended.id, ended.ticket, ended.result), (id, "ticket", Ok(())));
+//! # Ok::<(), lockkeeper::LockError>(())
+//! ```
+//!
+//! # How it is kept
+//! Most files of a busy system have one or two locks and no waiter. A table
+//! holds so many in itself, without allocating ([`Few`](self)), and moves to the
+//! full structures (trees of locks, the tree of waiters, leases) when more
+//! happens. Both follow the same rules and are tested against the same model.
+
+mod granted;
+mod lease;
+mod locks;
+mod view;
+mod waiting;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+pub use lease::{BreakScope, LeaseBreak, LeaseState, Openers};
+pub use locks::{Context, Counters, Ledger, Request, Settings};
+pub use view::{BlockedBy, GrantedView, Snapshot, WaiterView};
+
+use crate::error::{LockError, NotWaiting};
+use crate::lock::{Fairness, LockInfo, LockKind, LockType, Time, WaiterId};
+use crate::owner::{FileOwner, Owner, ProcessId};
+use crate::range::Range;
+use crate::slab::NIL;
+use locks::{Locks, Space};
+use waiting::{Claim, Obstacle, State, Verdict};
+
+/// One file's locks and waiters. `T` is what a caller attaches to a request that
+/// waits. See the [module](self).
+#[derive(Debug)]
+pub struct Table<T> {
+    /// All locks of the file, while they are no more than these and nobody waits.
+    few: [Option<Held>; 2],
+    /// Everything else; kept for the next time when it becomes idle.
+    full: Option<Box<[Locks<T>; 1]>>,
+    /// Whether `full` is in use; `few` is empty then.
+    is_full: bool,
+    /// Locks granted at once.
+    acquisitions: u64,
+}
+
+/// A lock kept in the table itself.
+#[derive(Debug)]
+struct Held {
+    range: Range,
+    owner: Owner,
+    taken_by: ProcessId,
+    since: Time,
+    lock_type: LockType,
+    space: Space,
+}
+
+impl Held {
+    #[cold]
+    fn info(&self) -> LockInfo {
+        LockInfo {
+            kind: match self.space {
+                Space::Records => LockKind::of_record(&self.owner),
+                _ => LockKind::Flock,
+            },
+            lock_type: self.lock_type,
+            range: self.range,
+            owner: self.owner.clone(),
+            taken_by: self.taken_by,
+        }
+    }
+}
+
+/// What came of a request that may wait.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lock<T> {
+    /// It was granted at once; the ticket was not needed.
+    Granted(T),
+    /// It waits under this id.
+    Waiting(WaiterId),
+}
+
+/// A wait that has ended.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// The id under which it waited.
+    pub id: WaiterId,
+    /// What was asked for.
+    pub request: Request,
+    /// Granted, or why not.
+    pub result: Result<(), LockError>,
+    /// The caller's own.
+    pub ticket: T,
+    /// Since when it waited.
+    pub since: Time,
+}
+
+/// What became of what an owner waits for when the owner is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// They go on, as when one of several descriptors of a process is closed.
+    Keep,
+    /// They go on and end with EBADF where they would be granted, as when the
+    /// descriptor is closed that they wait through (fcntl(2), F_SETLKW).
+    Close,
+    /// They end at once with EINTR, as when the owner is killed.
+    Interrupt,
+}
+
+/// Where a query's answer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// The owner holds a lock in the way.
+    Lock,
+    /// The owner waits, and the fairness bound makes others queue behind it.
+    Queue,
+}
+
+impl Request {
+    /// A request for a record lock on `range`: POSIX, OFD or remote, as the owner
+    /// is (fcntl(2)).
+    pub fn record(owner: impl Into<Owner>, lock_type: LockType, range: Range) -> Request {
+        Request {
+            owner: owner.into(),
+            taken_by: ProcessId(0),
+            range,
+            lock_type,
+            space: Space::Records,
+            is_access: false,
+        }
+    }
+
+    /// A request for a whole-file lock (flock(2)).
+    pub fn flock(owner: impl Into<FileOwner>, lock_type: LockType) -> Request {
+        Request {
+            owner: Owner::from(owner.into()),
+            taken_by: ProcessId(0),
+            range: Range::WHOLE,
+            lock_type,
+            space: Space::Flocks,
+            is_access: false,
+        }
+    }
+
+    /// A question whether others' record locks allow `owner` to read (`Read`) or
+    /// to write (`Write`) these bytes: mandatory locking. Waits like a lock and
+    /// holds nothing when it is granted.
+    pub fn access(owner: impl Into<Owner>, access: LockType, range: Range) -> Request {
+        Request {
+            is_access: true,
+            ..Request::record(owner, access, range)
+        }
+    }
+
+    /// The same request, made by this process: listings show it for flock.
+    pub fn taken_by(mut self, process: ProcessId) -> Request {
+        self.taken_by = process;
+        self
+    }
+
+    /// Who asks.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// What is asked for, as listings show it.
+    pub fn info(&self) -> LockInfo {
+        LockInfo {
+            kind: self.kind(),
+            lock_type: self.lock_type,
+            range: self.range,
+            owner: self.owner.clone(),
+            taken_by: self.taken_by,
+        }
+    }
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Table<T> {
+        Table::new()
+    }
+}
+
+impl<T> Table<T> {
+    /// A table without locks. Allocates nothing.
+    pub const fn new() -> Table<T> {
+        Table {
+            few: [None, None],
+            full: None,
+            is_full: false,
+            acquisitions: 0,
+        }
+    }
+
+    // ---- The fast path -----------------------------------------------------
+
+    /// Grants the request if nothing is in the way: F_SETLK, F_OFD_SETLK,
+    /// flock(2) with LOCK_NB; for [`Request::access`], tells whether it is
+    /// allowed.
+    ///
+    /// Locks of one owner and type that touch become one; a lock of the other
+    /// type gives way where they overlap. A flock of the other type is dropped
+    /// before the new one is tried, and stays dropped if that fails (flock(2)).
+    ///
+    /// # Errors
+    /// `Conflict` or `Queued` (EAGAIN), `Limit` or `NoMemory` (ENOLCK). But for
+    /// the dropped flock, nothing has changed then.
+    #[inline]
+    pub fn try_lock(&mut self, request: &Request, cx: Context<'_>) -> Result<(), LockError> {
+        if !self.is_full && !cx.settings.is_limited {
+            if let Some(result) = self.try_lock_few(request, cx.now) {
+                return result;
+            }
+        }
+        self.try_lock_full(request, &cx)
+    }
+
+    /// `None` where it takes the full structures.
+    #[inline]
+    fn try_lock_few(&mut self, request: &Request, now: Time) -> Option<Result<(), LockError>> {
+        let mut free = None;
+        let mut own = None;
+        for (index, slot) in self.few.iter().enumerate() {
+            let Some(held) = slot else {
+                free = Some(index);
+                continue;
+            };
+            if held.space != request.space {
+            } else if held.owner == request.owner {
+                if held.range.touches(request.range) {
+                    own = Some(index);
+                }
+            } else if held.lock_type.excludes(request.lock_type)
+                && held.range.overlaps(request.range)
+            {
+                let is_plain = request.space == Space::Records;
+                return is_plain.then(|| Err(LockError::Conflict(held.info())));
+            }
+        }
+        if request.is_access {
+            return Some(Ok(()));
+        }
+        match (own, free) {
+            (Some(own), _) => {
+                let held = self.few[own].as_mut()?;
+                if held.range != request.range {
+                    return None; // To join, cut or replace.
+                }
+                held.lock_type = request.lock_type;
+            }
+            (None, Some(free)) => {
+                self.few[free] = Some(Held {
+                    range: request.range,
+                    owner: request.owner.clone(),
+                    taken_by: request.taken_by,
+                    since: now,
+                    lock_type: request.lock_type,
+                    space: request.space,
+                });
+            }
+            (None, None) => return None,
+        }
+        self.acquisitions += 1;
+        Some(Ok(()))
+    }
+
+    /// Gives up the owner's record locks on `range`: F_SETLK with F_UNLCK. What
+    /// others waited for may be granted by it. Unlocking what is not held does
+    /// nothing.
+    ///
+    /// # Errors
+    /// `Limit` or `NoMemory` (ENOLCK) where the middle of a lock is given up and
+    /// there may be no further lock; nothing has changed then. Never for
+    /// [`Range::WHOLE`].
+    #[inline]
+    pub fn unlock(
+        &mut self,
+        owner: &Owner,
+        range: Range,
+        cx: Context<'_>,
+    ) -> Result<(), LockError> {
+        if !self.is_full && self.unlock_few(owner, range, Space::Records) {
+            return Ok(());
+        }
+        self.unlock_full(owner, range, Space::Records, &cx)
+    }
+
+    /// False where it takes the full structures; nothing has changed then.
+    #[inline]
+    fn unlock_few(&mut self, owner: &Owner, range: Range, space: Space) -> bool {
+        let mut gone = [false; 2];
+        for (slot, gone) in self.few.iter().zip(&mut gone) {
+            if let Some(held) = slot {
+                if held.space == space && held.range.overlaps(range) && held.owner == *owner {
+                    if !range.contains(held.range) {
+                        return false; // To shrink or split.
+                    }
+                    *gone = true;
+                }
+            }
+        }
+        for (slot, gone) in self.few.iter_mut().zip(gone) {
+            if gone {
+                *slot = None;
+            }
+        }
+        true
+    }
+
+    // ---- Locks -------------------------------------------------------------
+
+    /// Grants the request, or lets it wait: F_SETLKW, F_OFD_SETLKW, flock(2). The
+    /// ticket comes back with the result, from here or from [`next_ended`].
+    ///
+    /// Whether waiting would close a deadlock is the caller's to ask, right
+    /// after: a table knows one file only. See [`deadlock`](crate::deadlock).
+    ///
+    /// [`next_ended`]: Table::next_ended
+    ///
+    /// # Errors
+    /// `Limit` or `NoMemory` (ENOLCK), with the ticket.
+    pub fn lock(
+        &mut self,
+        request: Request,
+        ticket: T,
+        cx: Context<'_>,
+    ) -> Result<Lock<T>, (LockError, T)> {
+        self.lock_or_wait(request, false, ticket, cx)
+    }
+
+    /// The same for a waiter that is a running thread: where it could be granted,
+    /// it may be offered the lock instead, and is then woken to [`claim`] it.
+    /// That lets running threads go on meanwhile, within the fairness bound.
+    ///
+    /// [`claim`]: Table::claim
+    ///
+    /// # Errors
+    /// As [`lock`](Table::lock).
+    pub fn lock_by_offer(
+        &mut self,
+        request: Request,
+        ticket: T,
+        cx: Context<'_>,
+    ) -> Result<Lock<T>, (LockError, T)> {
+        self.lock_or_wait(request, true, ticket, cx)
+    }
+
+    fn lock_or_wait(
+        &mut self,
+        request: Request,
+        may_be_offered: bool,
+        ticket: T,
+        cx: Context<'_>,
+    ) -> Result<Lock<T>, (LockError, T)> {
+        match self.try_lock(&request, cx) {
+            Ok(()) => return Ok(Lock::Granted(ticket)),
+            Err(LockError::Conflict(_) | LockError::Queued(_)) => {}
+            Err(error) => return Err((error, ticket)),
+        }
+        let locks = match self.enter_full() {
+            Ok(locks) => locks,
+            Err(error) => return Err((error, ticket)),
+        };
+        let id = locks.enlist(request, None, may_be_offered, ticket, &cx)?;
+        match locks.obstacle(&locks.waiters[id].request, &cx) {
+            Some(obstacle) => locks.attach(id, obstacle, &cx),
+            // Not reached: the try met an obstacle, and nothing has changed.
+            None => locks.let_pass(id, &cx),
+        }
+        locks.settle(&cx);
+        Ok(Lock::Waiting(locks.waiter_id(id)))
+    }
+
+    fn try_lock_full(&mut self, request: &Request, cx: &Context<'_>) -> Result<(), LockError> {
+        let locks = self.enter_full()?;
+        let Request {
+            owner,
+            taken_by,
+            range,
+            lock_type,
+            space,
+            is_access,
+        } = request;
+        if *space == Space::Flocks {
+            let own = locks.own_overlap(*space, owner, *range);
+            if own != NIL {
+                if locks.records[own].lock_type == *lock_type {
+                    locks.counters.acquisitions += 1;
+                    return Ok(());
+                }
+                locks.unhold(*space, owner, *range, cx)?;
+            }
+        }
+        let result = match locks.obstacle(request, cx) {
+            None if *is_access => Ok(()),
+            None => locks
+                .hold(*space, owner, *taken_by, *range, *lock_type, cx)
+                .map(|_| {
+                    locks.count_overtaking(request);
+                    locks.counters.acquisitions += 1;
+                }),
+            Some(obstacle @ Obstacle::Waiter(_)) => {
+                Err(LockError::Queued(locks.obstacle_info(obstacle)))
+            }
+            Some(obstacle) => Err(LockError::Conflict(locks.obstacle_info(obstacle))),
+        };
+        locks.settle(cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// Gives up the owner's whole-file lock: flock(2) with LOCK_UN. Never fails;
+    /// giving up what is not held does nothing.
+    pub fn unlock_flock(&mut self, owner: &FileOwner, cx: Context<'_>) {
+        let owner = Owner::from(owner.clone());
+        if !self.is_full {
+            self.unlock_few(&owner, Range::WHOLE, Space::Flocks);
+        } else {
+            // A flock is never split, which is all that could fail.
+            let _ = self.unlock_full(&owner, Range::WHOLE, Space::Flocks, &cx);
+        }
+    }
+
+    fn unlock_full(
+        &mut self,
+        owner: &Owner,
+        range: Range,
+        space: Space,
+        cx: &Context<'_>,
+    ) -> Result<(), LockError> {
+        let locks = self.enter_full()?;
+        let result = locks.unhold(space, owner, range, cx);
+        locks.settle(cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// The lock in the way of such a request, if there is one: F_GETLK,
+    /// F_OFD_GETLK. Of several it is the one with the lowest first byte. Waiting
+    /// requests are in nobody's way.
+    pub fn test(&self, request: &Request) -> Option<LockInfo> {
+        let Request {
+            owner,
+            range,
+            lock_type,
+            space,
+            ..
+        } = request;
+        if let Some(locks) = self.full_in_use() {
+            let id = locks.first_conflict(*space, owner, *range, *lock_type);
+            return (id != NIL).then(|| locks.records[id].info());
+        }
+        self.few
+            .iter()
+            .flatten()
+            .filter(|held| {
+                held.space == *space
+                    && held.owner != *owner
+                    && held.range.overlaps(*range)
+                    && held.lock_type.excludes(*lock_type)
+            })
+            .min_by_key(|held| held.range)
+            .map(Held::info)
+    }
+
+    /// The owner's own record lock with the lowest first byte in `range`:
+    /// F_OFD_GETLK with F_UNLCK, Linux 6.13 and later.
+    pub fn test_own(&self, owner: &Owner, range: Range) -> Option<LockInfo> {
+        if let Some(locks) = self.full_in_use() {
+            let id = locks.own_overlap(Space::Records, owner, range);
+            return (id != NIL).then(|| locks.records[id].info());
+        }
+        self.few
+            .iter()
+            .flatten()
+            .filter(|held| {
+                held.space == Space::Records && held.owner == *owner && held.range.overlaps(range)
+            })
+            .min_by_key(|held| held.range)
+            .map(Held::info)
+    }
+
+    // ---- Waiters -----------------------------------------------------------
+
+    /// The next wait that has ended, in the order in which they did. To be called
+    /// until it returns `None` after every call that changes something.
+    pub fn next_ended(&mut self) -> Option<Ended<T>> {
+        let locks = self.full_in_use_mut()?;
+        let id = match locks.ready.0 {
+            NIL => return None,
+            id => id,
+        };
+        let ended = take_ended(locks, id);
+        self.leave_if_idle();
+        Some(ended)
+    }
+
+    /// The next waiter to be woken to [`claim`](Table::claim) what it is offered.
+    /// To be called like [`next_ended`](Table::next_ended).
+    pub fn next_offer(&mut self) -> Option<(WaiterId, &T)> {
+        let locks = self.full_in_use_mut()?;
+        let id = locks.next_offer()?;
+        Some((locks.waiter_id(id), &locks.waiters[id].ticket))
+    }
+
+    /// A woken waiter comes for its lock. `None` if it must wait on, because
+    /// another was quicker.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) if nothing waits under this id.
+    pub fn claim(&mut self, id: WaiterId, cx: Context<'_>) -> Result<Option<Ended<T>>, NotWaiting> {
+        let (locks, id) = self.find(id)?;
+        let ended = match locks.claim(id, &cx) {
+            Claim::Waiting => None,
+            Claim::Finished => Some(take_ended(locks, id)),
+        };
+        self.leave_if_idle();
+        Ok(ended)
+    }
+
+    /// Ends a wait: it is gone at once and cannot be granted any more. What its
+    /// owner holds stays as it is.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) if nothing waits under this id, or what did has
+    /// ended already: its result stands.
+    pub fn cancel(&mut self, id: WaiterId, cx: Context<'_>) -> Result<T, NotWaiting> {
+        let (locks, id) = self.find(id)?;
+        let waiter = locks.cancel(id, &cx).ok_or(NotWaiting)?;
+        locks.counters.cancels += 1;
+        self.leave_if_idle();
+        Ok(waiter.ticket)
+    }
+
+    /// Ends a wait because it closes a cycle: the same as [`cancel`], counted as
+    /// a deadlock.
+    ///
+    /// [`cancel`]: Table::cancel
+    ///
+    /// # Errors
+    /// As [`cancel`](Table::cancel).
+    pub fn refuse_deadlock(&mut self, id: WaiterId, cx: Context<'_>) -> Result<T, NotWaiting> {
+        let (locks, id) = self.find(id)?;
+        let waiter = locks.cancel(id, &cx).ok_or(NotWaiting)?;
+        locks.counters.deadlocks += 1;
+        self.leave_if_idle();
+        Ok(waiter.ticket)
+    }
+
+    /// Frees a waiter from queueing behind others for fairness alone: what to do
+    /// where that closes a cycle, which must not become a deadlock.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) as for [`cancel`](Table::cancel).
+    pub fn let_pass(&mut self, id: WaiterId, cx: Context<'_>) -> Result<(), NotWaiting> {
+        let (locks, id) = self.find(id)?;
+        if matches!(locks.waiters[id].state, State::Finished(_)) {
+            return Err(NotWaiting);
+        }
+        locks.let_pass(id, &cx);
+        Ok(())
+    }
+
+    /// What waits under this id.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) if nothing does, or what did has ended.
+    pub fn waiting(&self, id: WaiterId) -> Result<(&Request, &T), NotWaiting> {
+        let locks = self.full_in_use().ok_or(NotWaiting)?;
+        let slot = locks.find_waiter(id).ok_or(NotWaiting)?;
+        let waiter = &locks.waiters[slot];
+        match waiter.state {
+            State::Finished(_) => Err(NotWaiting),
+            _ => Ok((&waiter.request, &waiter.ticket)),
+        }
+    }
+
+    /// Whether anybody waits, or has ended and not been taken.
+    pub fn has_waiters(&self) -> bool {
+        self.full_in_use().is_some_and(Locks::has_waiters)
+    }
+
+    /// Calls `visit` with the owner of every lock that the waiter conflicts with,
+    /// until it returns false; or, if there is none, with the owner of the waiter
+    /// that it queues behind. Nothing for a waiter that was offered its lock.
+    pub fn visit_blockers(&self, id: WaiterId, visit: &mut dyn FnMut(&Owner, Edge) -> bool) {
+        let Some(locks) = self.full_in_use() else {
+            return;
+        };
+        let Some(slot) = locks.find_waiter(id) else {
+            return;
+        };
+        let waiter = &locks.waiters[slot];
+        if waiter.state != State::Blocked {
+            return;
+        }
+        let Request {
+            owner,
+            range,
+            lock_type,
+            space,
+            ..
+        } = &waiter.request;
+        if *space == Space::Leases {
+            for (lease, held) in locks.leases.iter() {
+                if locks.breaks(slot, lease) && !visit(&held.owner, Edge::Lock) {
+                    return;
+                }
+            }
+            return;
+        }
+        let mut found = false;
+        locks.visit_conflicts(*space, owner, *range, *lock_type, &mut |record| {
+            found = true;
+            visit(&locks.records[record].owner, Edge::Lock)
+        });
+        if !found {
+            if let Some(Obstacle::Waiter(above)) = locks.blocker_of(slot) {
+                visit(&locks.waiters[above].request.owner, Edge::Queue);
+            }
+        }
+    }
+
+    /// Every wait of this owner here, by arrival.
+    pub fn visit_waits_of(&self, owner: &Owner, visit: &mut dyn FnMut(WaiterId)) {
+        let Some(locks) = self.full_in_use() else {
+            return;
+        };
+        for space in [Space::Records, Space::Flocks, Space::Leases] {
+            let mut id = locks.own_waiter_after(space, owner, 0);
+            while id != NIL {
+                visit(locks.waiter_id(id));
+                id = locks.own_waiter_after(space, owner, locks.waiters[id].arrival);
+            }
+        }
+    }
+
+    /// Every waiter that a lock of this owner stands in the way of, by arrival.
+    pub fn visit_blocked_by(&self, owner: &Owner, visit: &mut dyn FnMut(WaiterId)) {
+        let Some(locks) = self.full_in_use() else {
+            return;
+        };
+        let mut found: Vec<u32> = locks
+            .live_waiters()
+            .filter(|(_, waiter)| {
+                let request = &waiter.request;
+                waiter.state == State::Blocked
+                    && request.owner != *owner
+                    && request.space != Space::Leases
+                    && locks.own_excludes(request.space, owner, request.range, request.lock_type)
+            })
+            .map(|(id, _)| id)
+            .collect();
+        found.sort_unstable_by_key(|&id| locks.waiters[id].arrival);
+        for id in found {
+            visit(locks.waiter_id(id));
+        }
+    }
+
+    // ---- Owners and the file as a whole ------------------------------------
+
+    /// Drops every lock and lease of the owner here, as its end does; `waits`
+    /// says what becomes of what it waits for. Waits that end by it are handed
+    /// back by [`next_ended`](Table::next_ended).
+    pub fn release_owner(&mut self, owner: &Owner, waits: Waits, cx: Context<'_>) {
+        let Some(locks) = self.full_in_use_mut() else {
+            self.unlock_few(owner, Range::WHOLE, Space::Records);
+            self.unlock_few(owner, Range::WHOLE, Space::Flocks);
+            return;
+        };
+        if waits != Waits::Keep {
+            for space in [Space::Records, Space::Flocks, Space::Leases] {
+                match waits {
+                    Waits::Close => locks.close_waits(space, owner),
+                    _ => locks.interrupt_waits(space, owner, &cx),
+                }
+            }
+        }
+        for space in [Space::Records, Space::Flocks] {
+            // A whole-file unlock never fails.
+            let _ = locks.unhold(space, owner, Range::WHOLE, &cx);
+        }
+        locks.drop_leases_of(owner, &cx);
+        locks.settle(&cx);
+        self.leave_if_idle();
+    }
+
+    /// Drops every lock and ends every wait with EIO: the file is torn down.
+    pub fn tear_down(&mut self, cx: Context<'_>) {
+        self.few = [None, None];
+        let Some(locks) = self.full_in_use_mut() else {
+            return;
+        };
+        locks.refuse_all(Verdict::TornDown, &cx);
+        locks.drop_everything(&cx);
+        self.leave_if_idle();
+    }
+
+    /// Sets the fairness bound of this file; `None` follows the settings.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub fn set_fairness(&mut self, fairness: Option<Fairness>) -> Result<(), LockError> {
+        match fairness {
+            None if self.full.is_none() => return Ok(()),
+            _ => self.enter_full()?.fairness = fairness,
+        }
+        self.leave_if_idle();
+        Ok(())
+    }
+
+    /// Whether nothing is locked and nobody waits.
+    pub fn is_idle(&self) -> bool {
+        match self.full_in_use() {
+            Some(locks) => locks.is_idle(),
+            None => self.few.iter().all(Option::is_none),
+        }
+    }
+
+    /// How often things have happened here.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self
+            .full
+            .as_ref()
+            .map_or_else(Counters::default, |full| full[0].counters);
+        counters.acquisitions += self.acquisitions;
+        counters
+    }
+
+    // ---- Leases ------------------------------------------------------------
+
+    /// Takes a lease or changes its type: F_SETLEASE with F_RDLCK or F_WRLCK;
+    /// `is_delegation` for a lease of a server's own kind.
+    ///
+    /// # Errors
+    /// `LeaseUnavailable` (EAGAIN) where openers forbid it, another holds a lease
+    /// and a write lease is asked for, or another's lease is being broken;
+    /// `Limit`, `NoMemory` (ENOLCK); `TimeRanBackwards` (EINVAL).
+    pub fn set_lease(
+        &mut self,
+        owner: FileOwner,
+        taken_by: ProcessId,
+        lock_type: LockType,
+        is_delegation: bool,
+        openers: Openers,
+        cx: Context<'_>,
+    ) -> Result<(), LockError> {
+        let locks = self.enter_full()?;
+        let result = locks.set_lease(owner, taken_by, lock_type, is_delegation, openers, &cx);
+        locks.settle(&cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// Gives a lease up: F_SETLEASE with F_UNLCK.
+    ///
+    /// # Errors
+    /// `NoLease` (EAGAIN) where the owner has none, `TimeRanBackwards` (EINVAL).
+    pub fn remove_lease(
+        &mut self,
+        owner: &FileOwner,
+        is_delegation: bool,
+        cx: Context<'_>,
+    ) -> Result<(), LockError> {
+        let locks = self.full_in_use_mut().ok_or(LockError::NoLease)?;
+        let result = locks.remove_lease(&owner.clone().into(), is_delegation, &cx);
+        locks.settle(&cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// The owner's lease, or while it is being broken what must be left of it:
+    /// F_GETLEASE.
+    ///
+    /// # Errors
+    /// `TimeRanBackwards` (EINVAL).
+    pub fn lease(
+        &mut self,
+        owner: &FileOwner,
+        is_delegation: bool,
+        cx: Context<'_>,
+    ) -> Result<LeaseState, LockError> {
+        let Some(locks) = self.full_in_use_mut() else {
+            return Ok(LeaseState::Unlocked);
+        };
+        let result = locks.get_lease(&owner.clone().into(), is_delegation, &cx);
+        locks.settle(&cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// Breaks the leases that an open (`Read` for O_RDONLY, else `Write`) or a
+    /// truncation (`Write`) conflicts with, without waiting: O_NONBLOCK. The
+    /// holders are told all the same, see [`next_break`](Table::next_break).
+    ///
+    /// # Errors
+    /// `LeaseInTheWay` (EWOULDBLOCK) while there is one, `TimeRanBackwards`.
+    pub fn try_break_leases(
+        &mut self,
+        opener: &Owner,
+        access: LockType,
+        scope: BreakScope,
+        cx: Context<'_>,
+    ) -> Result<(), LockError> {
+        let Some(locks) = self.full_in_use_mut() else {
+            return Ok(());
+        };
+        let result = locks.expire_leases(&cx).and_then(|_| {
+            match locks.break_leases(opener, access, scope, cx.break_deadline()) {
+                NIL => Ok(()),
+                id => Err(LockError::LeaseInTheWay(locks.leases[id].info())),
+            }
+        });
+        locks.settle(&cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// The same, waiting until the leases are gone or weakened, by their holders
+    /// or by [`expire`](Table::expire).
+    ///
+    /// # Errors
+    /// `Limit`, `NoMemory` (ENOLCK), `TimeRanBackwards` (EINVAL), with the ticket.
+    pub fn break_leases(
+        &mut self,
+        opener: &Owner,
+        access: LockType,
+        scope: BreakScope,
+        ticket: T,
+        cx: Context<'_>,
+    ) -> Result<Lock<T>, (LockError, T)> {
+        match self.try_break_leases(opener, access, scope, cx) {
+            Ok(()) => return Ok(Lock::Granted(ticket)),
+            Err(LockError::LeaseInTheWay(_)) => {}
+            Err(error) => return Err((error, ticket)),
+        }
+        let locks = match self.enter_full() {
+            Ok(locks) => locks,
+            Err(error) => return Err((error, ticket)),
+        };
+        let request = Request {
+            owner: opener.clone(),
+            taken_by: ProcessId(0),
+            range: Range::WHOLE,
+            lock_type: access,
+            space: Space::Leases,
+            is_access: false,
+        };
+        let id = locks.enlist(request, Some(scope), false, ticket, &cx)?;
+        match locks.lease_to_await(id, &cx) {
+            Some(lease) => locks.attach(id, Obstacle::Lease(lease), &cx),
+            // Not reached: the try met a lease, and nothing has changed.
+            None => locks.let_pass(id, &cx),
+        }
+        locks.settle(&cx);
+        Ok(Lock::Waiting(locks.waiter_id(id)))
+    }
+
+    /// Weakens or removes what is overdue; returns how many leases were.
+    ///
+    /// # Errors
+    /// `TimeRanBackwards` (EINVAL) if `cx` is earlier than before.
+    pub fn expire(&mut self, cx: Context<'_>) -> Result<u32, LockError> {
+        let Some(locks) = self.full_in_use_mut() else {
+            return Ok(0);
+        };
+        let result = locks.expire_leases(&cx);
+        locks.settle(&cx);
+        self.leave_if_idle();
+        result
+    }
+
+    /// When [`expire`](Table::expire) has something to do next.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.full_in_use().and_then(Locks::next_deadline)
+    }
+
+    /// The next holder to be told that his lease is being broken: once for each
+    /// strength of a break. To be called like [`next_ended`](Table::next_ended).
+    pub fn next_break(&mut self) -> Option<LeaseBreak> {
+        self.full_in_use_mut()?.next_break()
+    }
+
+    // ---- From few to full and back -----------------------------------------
+
+    fn full_in_use(&self) -> Option<&Locks<T>> {
+        self.full
+            .as_ref()
+            .map(|full| &full[0])
+            .filter(|_| self.is_full)
+    }
+
+    fn full_in_use_mut(&mut self) -> Option<&mut Locks<T>> {
+        self.full
+            .as_mut()
+            .map(|full| &mut full[0])
+            .filter(|_| self.is_full)
+    }
+
+    /// The full structures, with everything in them.
+    ///
+    /// # Errors
+    /// `NoMemory`; then nothing has changed.
+    fn enter_full(&mut self) -> Result<&mut Locks<T>, LockError> {
+        let full = match &mut self.full {
+            Some(full) => full,
+            none => none.insert(try_box(Locks::new())?),
+        };
+        let locks = &mut full[0];
+        if !self.is_full {
+            locks.take_in(&mut self.few)?;
+            self.is_full = true;
+        }
+        Ok(locks)
+    }
+
+    /// Goes back to a table without locks when nothing is left.
+    #[inline]
+    fn leave_if_idle(&mut self) {
+        if let Some(locks) = self.full_in_use_mut() {
+            if locks.is_idle() {
+                locks.give_back();
+                self.is_full = false;
+            }
+        }
+    }
+
+    fn find(&mut self, id: WaiterId) -> Result<(&mut Locks<T>, u32), NotWaiting> {
+        let locks = self.full_in_use_mut().ok_or(NotWaiting)?;
+        let slot = locks.find_waiter(id).ok_or(NotWaiting)?;
+        Ok((locks, slot))
+    }
+
+    /// Panics unless every invariant holds: trees ordered, balanced and
+    /// summarized; an owner's ranges disjoint and joined; no conflicting grants;
+    /// the rules of the wait tree; every waiter beneath something that blocks it.
+    /// For tests: it visits everything, and siblings in pairs.
+    pub fn check_invariants(&self) {
+        match self.full_in_use() {
+            Some(locks) => {
+                assert!(self.few.iter().all(Option::is_none), "locks in both places");
+                locks.check_granted();
+                locks.check_waiting();
+                locks.check_leases();
+            }
+            None => {
+                if let Some(full) = &self.full {
+                    assert!(full[0].is_idle(), "locks forgotten");
+                }
+                if let [Some(a), Some(b)] = &self.few {
+                    if a.space == b.space && a.owner == b.owner {
+                        assert!(!a.range.touches(b.range), "own locks touch");
+                    } else if a.space == b.space && a.range.overlaps(b.range) {
+                        assert!(!a.lock_type.excludes(b.lock_type), "conflicting grants");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A box that is not to be had is an error, not the end of the process.
+fn try_box<N>(node: N) -> Result<Box<[N; 1]>, LockError> {
+    let mut one = Vec::new();
+    one.try_reserve_exact(1).map_err(|_| LockError::NoMemory)?;
+    one.push(node);
+    // Capacity and length are the same: this moves the pointer and nothing else.
+    one.into_boxed_slice()
+        .try_into()
+        .map_err(|_| LockError::NoMemory)
+}
+
+fn take_ended<T>(locks: &mut Locks<T>, id: u32) -> Ended<T> {
+    let name = locks.waiter_id(id);
+    let waiter = locks.take_finished(id);
+    let result = match waiter.state {
+        State::Finished(verdict) => verdict.into_result(),
+        _ => Err(LockError::Interrupted),
+    };
+    Ended {
+        id: name,
+        request: waiter.request,
+        result,
+        ticket: waiter.ticket,
+        since: waiter.since,
+    }
+}
