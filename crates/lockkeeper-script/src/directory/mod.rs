@@ -269,7 +269,11 @@ impl Directory {
                     true => actor::RESTART,
                     false => actor::INTERRUPT,
                 };
-                self.signal(name, signal).map(|()| Outcome::Ok)
+                self.signal(name, signal)?;
+                if *restart {
+                    self.restarted(name)?;
+                }
+                Ok(Outcome::Ok)
             }
             Verb::Set { record, wait } => {
                 let open = self.open(name, &record.fd)?;
@@ -768,6 +772,16 @@ impl Directory {
                 })
             }
         }
+    }
+
+    /// A call that is restarted makes its request anew, behind those that came before.
+    fn restarted(&mut self, name: &Actor) -> Carried<()> {
+        let arrival = self.arrivals;
+        if let Some(pending) = &mut self.thread_mut(name)?.pending {
+            pending.arrival = arrival;
+            self.arrivals += 1;
+        }
+        Ok(())
     }
 
     fn signal(&self, name: &Actor, signal: i32) -> Carried<()> {
