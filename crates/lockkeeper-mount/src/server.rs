@@ -1,0 +1,422 @@
+//! The one reader: takes each message, in order, and sees that it is served.
+//!
+//! Locks, FLUSH, RELEASE, FORGET and INTERRUPT are served right here, as is everything quick; what may
+//! wait for a disk goes to a worker, message and all. With one reader no two messages are ever seen
+//! out of order, and no wake-up crosses cpus on the way to a lock.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::abi::{self, fattr, init};
+use crate::device::{Device, ReplyBuffer};
+use crate::fs::inode::lock;
+use crate::fs::{PassthroughFs, Place, Served};
+use crate::locks::{HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
+use crate::request::{Malformed, Operation, Request};
+use crate::workers::Workers;
+
+/// The largest WRITE, and the room beside it for headers and names.
+const MAX_WRITE: usize = 1 << 20;
+const BUFFER: usize = MAX_WRITE + 4096 * 17;
+
+/// Buffers kept for reuse while workers have others.
+const SPARE_BUFFERS: usize = 8;
+
+/// How reads and writes of the mount's files go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataPath {
+    /// The kernel does them by itself on the files below.
+    Backing,
+    /// Through the server, and the kernel's page cache.
+    Cached,
+    /// Through the server, each one.
+    Direct,
+}
+
+/// What INIT settled.
+#[derive(Clone, Debug)]
+pub struct Negotiated {
+    /// Minor version of the protocol that both sides speak.
+    pub minor: u32,
+    /// How data goes.
+    pub data_path: DataPath,
+    /// Why not by backing files, where they were wanted and are not to be had.
+    pub no_backing: Option<String>,
+}
+
+/// Everything that serving needs, shared by the reader and its workers.
+#[derive(Debug)]
+struct Shared {
+    device: Arc<Device>,
+    fs: PassthroughFs,
+    desk: LockDesk,
+    mandatory: bool,
+    spare: Mutex<Vec<Vec<u8>>>,
+    stopping: AtomicBool,
+}
+
+/// The server of one mount.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    workers: Workers,
+    stack_depth: u32,
+}
+
+/// Numbers that tell how a mount is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Inodes the kernel knows.
+    pub inodes: usize,
+    /// Files and folders it has open.
+    pub handles: usize,
+    /// Processes that have, want or had locks in files they still have open.
+    pub lock_processes: usize,
+    /// Open files that were used to lock.
+    pub lock_handles: usize,
+    /// Requests whose reply is still owed: waiters.
+    pub waiting: usize,
+}
+
+/// A view on a running server.
+#[derive(Clone, Debug)]
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// The present numbers.
+    pub fn counts(&self) -> Counts {
+        let (inodes, handles) = self.0.fs.counts();
+        let (lock_processes, lock_handles, waiting) = self.0.desk.counts();
+        Counts { inodes, handles, lock_processes, lock_handles, waiting }
+    }
+
+    /// The lock manager's listing.
+    pub fn listing(&self) -> serde_json::Value {
+        self.0.desk.service().listing()
+    }
+}
+
+impl Server {
+    /// A server of `fs` and `desk`, both of which answer through `device`.
+    pub fn new(
+        device: Arc<Device>,
+        fs: PassthroughFs,
+        desk: LockDesk,
+        mandatory: bool,
+        stack_depth: u32,
+    ) -> Server {
+        let shared = Shared {
+            device,
+            fs,
+            desk,
+            mandatory,
+            spare: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        };
+        Server { shared: Arc::new(shared), workers: Workers::default(), stack_depth }
+    }
+
+    /// A view for others.
+    pub fn observer(&self) -> Observer {
+        Observer(self.shared.clone())
+    }
+
+    /// Serves until the mount is gone. `ready` is called once, when the kernel has said hello.
+    ///
+    /// # Errors
+    /// If the device fails, or the kernel speaks a protocol that is too old.
+    pub fn run(&self, ready: impl FnOnce(Negotiated)) -> Result<(), Errno> {
+        crate::sys::own_umask()?;
+        let result = self.read_loop(ready);
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        self.shared.desk.service().shut_down();
+        result
+    }
+
+    fn read_loop(&self, ready: impl FnOnce(Negotiated)) -> Result<(), Errno> {
+        let shared = &self.shared;
+        let mut ready = Some(ready);
+        let mut buffer = vec![0; BUFFER];
+        let mut out = ReplyBuffer::default();
+        while let Some(len) = shared.device.receive(&mut buffer)? {
+            let request = match Request::decode(&buffer[..len], shared.fs.setxattr_ext()) {
+                Ok(request) => request,
+                Err(malformed) => {
+                    shared.refuse(&malformed);
+                    continue;
+                }
+            };
+            let unique = request.unique;
+            match &request.operation {
+                Operation::Init { head, flags } => {
+                    let settled = self.init(unique, head, *flags)?;
+                    if let (Some(settled), Some(ready)) = (settled, ready.take()) {
+                        ready(settled);
+                    }
+                }
+                // The kernel wants an answer, and then the device reports the end by itself.
+                Operation::Destroy => shared.device.reply(unique, Ok(&[])),
+                _ if ready.is_some() => shared.device.reply(unique, Err(Errno::IO)),
+                _ => {
+                    let keep = shared.serve_on_reader(&request, &mut out);
+                    if let Keep::Pass(admission) = keep {
+                        let message = std::mem::replace(&mut buffer, shared.spare_buffer());
+                        self.pass_on(message, len, admission);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands a message to a worker, after the mandatory locks have agreed where they are asked.
+    fn pass_on(&self, message: Vec<u8>, len: usize, admission: Option<IoAsked>) {
+        let shared = self.shared.clone();
+        let Some(io) = admission else {
+            return self.workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
+        };
+        let workers = self.workers.clone();
+        self.shared.desk.admit_io(
+            &io,
+            Box::new(move |admitted| match admitted {
+                Ok(()) => {
+                    workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
+                }
+                Err(errno) => shared.device.reply(io.unique, Err(errno)),
+            }),
+        );
+    }
+
+    fn init(
+        &self,
+        unique: u64,
+        head: &abi::InitIn,
+        offered: u64,
+    ) -> Result<Option<Negotiated>, Errno> {
+        let device = &self.shared.device;
+        if head.major > abi::KERNEL_VERSION {
+            // The kernel will ask again, with our major version.
+            let major = abi::KERNEL_VERSION;
+            let answer = abi::InitOut { major, minor: abi::KERNEL_MINOR_VERSION, ..Default::default() };
+            device.reply_record(unique, &answer);
+            return Ok(None);
+        }
+        if head.major < abi::KERNEL_VERSION || head.minor < abi::OLDEST_MINOR_VERSION {
+            tracing::error!(
+                "the kernel speaks FUSE {}.{}; 7.{} (Linux 5.4) or newer is needed",
+                head.major,
+                head.minor,
+                abi::OLDEST_MINOR_VERSION
+            );
+            device.reply(unique, Err(Errno::PROTO));
+            return Err(Errno::PROTO);
+        }
+        if offered & init::POSIX_LOCKS == 0 || offered & init::FLOCK_LOCKS == 0 {
+            tracing::error!("the kernel does not offer to hand locks to a FUSE server");
+            device.reply(unique, Err(Errno::PROTO));
+            return Err(Errno::PROTO);
+        }
+        let options = self.shared.fs.options();
+        let mut wanted = init::ASYNC_READ
+            | init::POSIX_LOCKS
+            | init::ATOMIC_O_TRUNC
+            | init::BIG_WRITES
+            | init::DONT_MASK
+            | init::FLOCK_LOCKS
+            | init::AUTO_INVAL_DATA
+            | init::DO_READDIRPLUS
+            | init::READDIRPLUS_AUTO
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::POSIX_ACL
+            | init::ABORT_ERROR
+            | init::MAX_PAGES
+            | init::CACHE_SYMLINKS
+            | init::HANDLE_KILLPRIV_V2
+            | init::SETXATTR_EXT
+            | init::INIT_EXT
+            | init::CREATE_SUPP_GROUP
+            | init::DIRECT_IO_ALLOW_MMAP;
+        let try_backing = options.passthrough && !options.direct_io;
+        if try_backing {
+            wanted |= init::PASSTHROUGH;
+        }
+        let granted = wanted & offered;
+        let minor = head.minor.min(abi::KERNEL_MINOR_VERSION);
+        let passthrough = granted & init::PASSTHROUGH != 0;
+        device.reply_record(
+            unique,
+            &abi::InitOut {
+                major: abi::KERNEL_VERSION,
+                minor,
+                max_readahead: head.max_readahead,
+                flags: granted as u32,
+                // RELEASE travels in the background: never hold one back behind a limit, or a program
+                // that closes and locks again would meet its own old lock.
+                max_background: u16::MAX,
+                congestion_threshold: u16::MAX / 4 * 3,
+                max_write: MAX_WRITE as u32,
+                time_gran: 1,
+                max_pages: (MAX_WRITE / 4096) as u16,
+                flags2: (granted >> 32) as u32,
+                max_stack_depth: if passthrough { self.stack_depth } else { 0 },
+                ..Default::default()
+            },
+        );
+        let refused = match passthrough {
+            true => crate::backing::refused(device),
+            false => Some(Errno::OPNOTSUPP),
+        };
+        self.shared.fs.negotiated(refused.is_none(), granted & init::SETXATTR_EXT != 0);
+        let (data_path, no_backing) = match refused {
+            _ if options.direct_io => (DataPath::Direct, None),
+            None => (DataPath::Backing, None),
+            Some(_) if !options.passthrough => (DataPath::Cached, None),
+            Some(Errno::PERM) => {
+                (DataPath::Cached, Some("it takes root in the initial user namespace".into()))
+            }
+            Some(Errno::OPNOTSUPP) => {
+                (DataPath::Cached, Some("this kernel has none (Linux 6.9 or newer has)".into()))
+            }
+            Some(errno) => (DataPath::Cached, Some(errno.to_string())),
+        };
+        Ok(Some(Negotiated { minor, data_path, no_backing }))
+    }
+}
+
+/// What the reader does with a message after looking at it.
+enum Keep {
+    /// Nothing more: it is served.
+    Served,
+    /// A worker gets it, after this question to the mandatory locks.
+    Pass(Option<IoAsked>),
+}
+
+impl Shared {
+    fn refuse(&self, malformed: &Malformed) {
+        tracing::warn!(%malformed, "refused a message");
+        if let Some((unique, errno)) = malformed.reply() {
+            self.device.reply(unique, Err(errno));
+        }
+    }
+
+    fn serve_on_reader(&self, request: &Request<'_>, out: &mut ReplyBuffer) -> Keep {
+        let (unique, caller) = (request.unique, &request.caller);
+        match &request.operation {
+            Operation::Getlk(args) => match self.fs.file_of(args.fh) {
+                Ok(file) => self.desk.getlk(unique, file, caller, args),
+                Err(errno) => self.device.reply(unique, Err(errno)),
+            },
+            Operation::Setlk { args, wait } => match self.fs.file_of(args.fh) {
+                Ok(file) => self.desk.setlk(unique, file, caller, args, *wait),
+                Err(errno) => self.device.reply(unique, Err(errno)),
+            },
+            Operation::Interrupt { unique } => self.desk.interrupt(*unique),
+            Operation::Flush(args) => {
+                self.desk.flush(unique, self.fs.file_of(args.fh), args);
+            }
+            operation => {
+                if let Operation::Release(args) = operation
+                    && let Ok(file) = self.fs.file_of(args.fh)
+                {
+                    self.desk.release(file, args.fh);
+                }
+                if self.mandatory
+                    && let Some(io) = self.io_asked(request)
+                {
+                    return Keep::Pass(Some(io));
+                }
+                return self.serve(request, Place::Reader, out);
+            }
+        }
+        Keep::Served
+    }
+
+    /// The question that mandatory locks must answer before `request` is served, if there is one.
+    fn io_asked(&self, request: &Request<'_>) -> Option<IoAsked> {
+        let nonblocking =
+            |flags| OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK);
+        let ask = |fh, lock_owner, range: Option<Range>, write, nonblocking| {
+            Some(IoAsked {
+                unique: request.unique,
+                file: self.fs.file_of(fh).ok()?,
+                handle: HandleId(fh),
+                lock_owner,
+                range: range?,
+                write,
+                nonblocking,
+            })
+        };
+        match &request.operation {
+            Operation::Read(args) => ask(
+                args.fh,
+                (args.read_flags & abi::READ_LOCKOWNER != 0).then_some(args.lock_owner),
+                Range::of_len(args.offset, args.size.into()),
+                false,
+                nonblocking(args.flags),
+            ),
+            Operation::Write { args, .. } => ask(
+                args.fh,
+                (args.write_flags & abi::WRITE_LOCKOWNER != 0).then_some(args.lock_owner),
+                Range::of_len(args.offset, args.size.into()),
+                true,
+                nonblocking(args.flags),
+            ),
+            Operation::Setattr(args) if args.valid & fattr::SIZE != 0 => Some(IoAsked {
+                unique: request.unique,
+                file: self.fs.file_of_node(request.nodeid).ok()?,
+                handle: HandleId(if args.valid & fattr::FH != 0 { args.fh } else { 0 }),
+                lock_owner: (args.valid & fattr::LOCKOWNER != 0).then_some(args.lock_owner),
+                range: Range { start: args.size.min(OFFSET_MAX), end: OFFSET_MAX },
+                write: true,
+                nonblocking: true,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Serves a request about files and answers it, unless it must go elsewhere.
+    fn serve(&self, request: &Request<'_>, place: Place, out: &mut ReplyBuffer) -> Keep {
+        out.clear();
+        // A bug in serving one request must cost that request, not the mount.
+        let served =
+            catch_unwind(AssertUnwindSafe(|| self.fs.serve(request, place, out))).unwrap_or_else(
+                |_| {
+                    tracing::error!(operation = ?request.operation, "panicked while serving");
+                    Err(Errno::IO)
+                },
+            );
+        match served {
+            Ok(Served::Done) => self.device.reply(request.unique, Ok(out.as_bytes())),
+            Ok(Served::Silent) => {}
+            Ok(Served::Elsewhere) => return Keep::Pass(None),
+            Err(errno) => {
+                tracing::debug!(unique = request.unique, node = request.nodeid, %errno, "refused");
+                self.device.reply(request.unique, Err(errno));
+            }
+        }
+        Keep::Served
+    }
+
+    /// Serves, on a worker, a message that the reader passed on.
+    fn serve_message(&self, message: Vec<u8>, len: usize, out: &mut ReplyBuffer) {
+        match Request::decode(&message[..len], self.fs.setxattr_ext()) {
+            Ok(request) => {
+                self.serve(&request, Place::Worker, out);
+            }
+            Err(malformed) => self.refuse(&malformed),
+        }
+        let mut spare = lock(&self.spare);
+        if spare.len() < SPARE_BUFFERS {
+            spare.push(message);
+        }
+    }
+
+    fn spare_buffer(&self) -> Vec<u8> {
+        lock(&self.spare).pop().unwrap_or_else(|| vec![0; BUFFER])
+    }
+}
