@@ -61,6 +61,8 @@ impl Device {
     ///
     /// # Errors
     /// `ENOENT` where the kernel does not know the thing named; `EINVAL` if it does not know `code`.
+    ///
+    /// Never call this on the reader: the kernel may wait for an answer to another request first.
     pub fn notify(&self, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
         self.write(0, code, parts)
     }

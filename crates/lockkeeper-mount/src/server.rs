@@ -167,6 +167,10 @@ impl Server {
                         let message = std::mem::replace(&mut buffer, shared.spare_buffer());
                         self.pass_on(message, len, admission);
                     }
+                    if shared.fs.wants_room() {
+                        let shared = shared.clone();
+                        self.workers.submit(Box::new(move |_| shared.fs.make_room()));
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@
 //! kernel sends RELEASE only after the last such call on the file is over.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,7 +19,6 @@ use crate::abi::{self, fopen};
 use crate::device::ReplyBuffer;
 use crate::request::Caller;
 use crate::sys;
-use std::os::fd::{AsFd, OwnedFd};
 
 /// The most that one READ may ask for, whatever the message says.
 pub const MAX_IO: usize = 1 << 20;
@@ -218,15 +218,19 @@ impl PassthroughFs {
         Ok(Served::Done)
     }
 
-    pub(super) fn fallocate(&self, args: &abi::FallocateIn, place: Place) -> Result<Served, Errno> {
+    pub(super) fn fallocate(
+        &self,
+        caller: &Caller,
+        args: &abi::FallocateIn,
+        place: Place,
+    ) -> Result<Served, Errno> {
         if place == Place::Reader {
             return Ok(Served::Elsewhere);
         }
         let handle = self.handles.get(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
         rustix::fs::fallocate(&handle.fd, mode, args.offset, args.length)?;
-        // Contents changed by the caller, who does not say whether the set-id bits may stay.
-        self.strip_set_id(&handle.inode)?;
+        self.strip_set_id_for(caller, &handle.inode)?;
         Ok(Served::Done)
     }
 
@@ -244,6 +248,7 @@ impl PassthroughFs {
 
     pub(super) fn copy_file_range(
         &self,
+        caller: &Caller,
         args: &abi::CopyFileRangeIn,
         wide: bool,
         place: Place,
@@ -267,7 +272,7 @@ impl PassthroughFs {
             Some(&mut off_out),
             most,
         )?;
-        self.strip_set_id(&to.inode)?;
+        self.strip_set_id_for(caller, &to.inode)?;
         if wide {
             out.push(&abi::CopyFileRangeOut { bytes_copied: copied as u64 });
         } else {

@@ -80,8 +80,8 @@ impl PassthroughFs {
                 let told = match name.to_bytes() {
                     // The kernel knows these; it wants no entry for them.
                     b"." | b".." => abi::EntryOut::default(),
-                    // An entry that cannot be looked up (gone, or out of descriptors) is listed by
-                    // name alone: node id 0.
+                    // Short of descriptors, or gone meanwhile: listed by name alone, node id 0.
+                    _ if self.is_crowded() => abi::EntryOut::default(),
                     _ => self
                         .open_path(&handle.inode, name)
                         .and_then(|fd| self.entry(fd))

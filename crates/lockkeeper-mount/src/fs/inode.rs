@@ -5,7 +5,7 @@
 //! inode below, so (device, inode number) stays its identity for as long as it is here, renamed or
 //! unlinked as it may be. That identity is also what its locks are kept under.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,7 +68,8 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Maps {
-    by_node: HashMap<u64, Known>,
+    /// In order of age, since numbers only grow.
+    by_node: BTreeMap<u64, Known>,
     by_id: HashMap<FileId, u64>,
     next: u64,
 }
@@ -133,9 +134,14 @@ impl InodeTable {
         lock(&self.0).by_node.len()
     }
 
-    /// Some inodes, as candidates for the kernel to forget.
-    pub fn some(&self, count: usize) -> Vec<u64> {
-        lock(&self.0).by_node.keys().copied().filter(|&node| node != ROOT_ID).take(count).collect()
+    /// Every inode but the root, the longest known first.
+    pub fn by_age(&self) -> Vec<u64> {
+        lock(&self.0).by_node.keys().copied().filter(|&node| node != ROOT_ID).collect()
+    }
+
+    /// The node that shows this file, if the kernel knows it.
+    pub fn node_of(&self, id: FileId) -> Option<u64> {
+        lock(&self.0).by_id.get(&id).copied()
     }
 }
 

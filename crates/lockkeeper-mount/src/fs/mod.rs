@@ -8,6 +8,7 @@ mod data;
 mod dir;
 pub mod inode;
 mod namespace;
+mod reclaim;
 mod xattr;
 
 use std::ffi::CStr;
@@ -75,6 +76,7 @@ pub struct PassthroughFs {
     device: Arc<Device>,
     backing: AtomicBool,
     setxattr_ext: AtomicBool,
+    room: reclaim::Room,
 }
 
 impl PassthroughFs {
@@ -100,6 +102,7 @@ impl PassthroughFs {
             device,
             backing: AtomicBool::new(false),
             setxattr_ext: AtomicBool::new(false),
+            room: reclaim::Room::of_this_process(),
         })
     }
 
@@ -122,11 +125,6 @@ impl PassthroughFs {
     /// Known inodes and open handles.
     pub fn counts(&self) -> (usize, usize) {
         (self.inodes.len(), self.handles.len())
-    }
-
-    /// The inodes the kernel could forget if descriptors run out.
-    pub fn forgettable(&self, count: usize) -> Vec<u64> {
-        self.inodes.some(count)
     }
 
     /// The file that the open handle `fh` is on.
@@ -157,7 +155,7 @@ impl PassthroughFs {
     ) -> Result<Served, Errno> {
         let (node, caller) = (request.nodeid, &request.caller);
         match &request.operation {
-            Operation::Lookup { name } => self.lookup(node, name, out)?,
+            Operation::Lookup { name } => return self.lookup(node, name, place, out),
             Operation::Forget { nlookup } => {
                 self.inodes.forget(node, *nlookup);
                 return Ok(Served::Silent);
@@ -189,10 +187,10 @@ impl PassthroughFs {
             Operation::Fsync(args) | Operation::Fsyncdir(args) => {
                 return self.fsync(args, place);
             }
-            Operation::Fallocate(args) => return self.fallocate(args, place),
+            Operation::Fallocate(args) => return self.fallocate(caller, args, place),
             Operation::Lseek(args) => self.lseek(args, out)?,
             Operation::CopyFileRange { args, wide } => {
-                return self.copy_file_range(args, *wide, place, out);
+                return self.copy_file_range(caller, args, *wide, place, out);
             }
             Operation::Statfs => self.statfs(node, out)?,
             Operation::Setxattr { flags, name, value } => {

@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::inode::Inode;
-use super::{PassthroughFs, decode_dev};
+use super::{PassthroughFs, Place, Served, decode_dev};
 use crate::abi;
 use crate::credentials::set_umask;
 use crate::device::ReplyBuffer;
@@ -20,11 +20,18 @@ impl PassthroughFs {
         &self,
         parent: u64,
         name: &CStr,
+        place: Place,
         out: &mut ReplyBuffer,
-    ) -> Result<(), Errno> {
+    ) -> Result<Served, Errno> {
+        if self.is_crowded() {
+            match place {
+                Place::Reader => return Ok(Served::Elsewhere),
+                Place::Worker => self.wait_for_room(),
+            }
+        }
         let dir = self.inodes.get(parent)?;
         match self.open_path(&dir, name) {
-            Ok(fd) => self.tell(fd, out),
+            Ok(fd) => self.tell(fd, out)?,
             // A node id of 0 lets the kernel remember for a while that the name is not there.
             Err(Errno::NOENT) => {
                 out.push(&abi::EntryOut {
@@ -32,10 +39,10 @@ impl PassthroughFs {
                     entry_valid_nsec: self.options.entry_timeout.subsec_nanos(),
                     ..abi::EntryOut::default()
                 });
-                Ok(())
             }
-            Err(errno) => Err(errno),
+            Err(errno) => return Err(errno),
         }
+        Ok(Served::Done)
     }
 
     pub(super) fn readlink(&self, node: u64, out: &mut ReplyBuffer) -> Result<(), Errno> {
