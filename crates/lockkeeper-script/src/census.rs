@@ -109,6 +109,8 @@ pub struct Census {
     actors: HashMap<Actor, Life>,
     processes: Vec<Process>,
     files: HashSet<FileName>,
+    /// How many open file descriptions there have been.
+    descriptions: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -126,19 +128,30 @@ enum Life {
 #[derive(Clone, Debug)]
 struct Pending {
     line: usize,
-    /// The descriptor that the call will open.
-    opens: Option<Descriptor>,
+    /// The descriptor that the call will open, and the file.
+    opens: Option<(Descriptor, FileName)>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Process {
+    /// The actor that began it.
+    name: Actor,
     descriptors: HashMap<Descriptor, State>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    Open,
+    Open(Opened),
     Closed(usize),
+}
+
+/// What a descriptor stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The file, by the name under which it was opened.
+    pub file: FileName,
+    /// The open file description: equal for descriptors that share it.
+    pub description: usize,
 }
 
 impl Census {
@@ -193,18 +206,22 @@ impl Census {
             }
             (_, None) => {}
         }
-        let state =
-            |fd: &Descriptor| process.and_then(|process| process.descriptors.get(fd).copied());
+        let state = |fd: &Descriptor| process.and_then(|process| process.descriptors.get(fd));
         if let Some(fd) = verb.descriptor() {
             let (actor, fd) = (actor.clone(), fd.clone());
             match state(&fd) {
-                Some(State::Open) => {}
-                Some(State::Closed(line)) => return Err(Misuse::Closed { actor, fd, line }),
+                Some(State::Open(_)) => {}
+                Some(State::Closed(line)) => {
+                    let line = *line;
+                    return Err(Misuse::Closed { actor, fd, line });
+                }
                 None => return Err(Misuse::NoDescriptor { actor, fd }),
             }
         }
         match verb {
-            Verb::Open { fd, .. } | Verb::Dup { new: fd, .. } if state(fd) == Some(State::Open) => {
+            Verb::Open { fd, .. } | Verb::Dup { new: fd, .. }
+                if matches!(state(fd), Some(State::Open(_))) =>
+            {
                 Err(Misuse::DescriptorTaken {
                     actor: actor.clone(),
                     fd: fd.clone(),
@@ -238,10 +255,15 @@ impl Census {
             Verb::Open { fd, file, .. } => {
                 self.files.insert(file.clone());
                 if done {
-                    self.open(process, fd);
+                    self.open(process, fd, file);
                 }
             }
-            Verb::Dup { new, .. } if done => self.open(process, new),
+            Verb::Dup { fd, new } if done => {
+                let descriptors = &mut self.processes[process].descriptors;
+                if let Some(state) = descriptors.get(fd).cloned() {
+                    descriptors.insert(new.clone(), state);
+                }
+            }
             Verb::Close { fd } if done => {
                 self.processes[process]
                     .descriptors
@@ -251,8 +273,10 @@ impl Census {
                 self.files.insert(new.clone());
             }
             Verb::Fork { child } if done => {
-                let copy = self.processes[process].clone();
-                self.processes.push(copy);
+                self.processes.push(Process {
+                    name: child.clone(),
+                    descriptors: self.processes[process].descriptors.clone(),
+                });
                 self.be_born(child, self.processes.len() - 1);
             }
             Verb::Thread { thread } if done => self.be_born(thread, process),
@@ -264,7 +288,7 @@ impl Census {
         }
         if verb.may_block() && *outcome == Outcome::Blocked {
             let opens = match verb {
-                Verb::Open { fd, .. } => Some(fd.clone()),
+                Verb::Open { fd, file, .. } => Some((fd.clone(), file.clone())),
                 _ => None,
             };
             if let Some(Life::Alive { pending, .. }) = self.actors.get_mut(actor) {
@@ -287,6 +311,26 @@ impl Census {
         })
     }
 
+    /// What a descriptor of the actor stands for, while it is open.
+    pub fn opened(&self, actor: &Actor, fd: &Descriptor) -> Option<&Opened> {
+        match self.process(actor)?.descriptors.get(fd)? {
+            State::Open(opened) => Some(opened),
+            State::Closed(_) => None,
+        }
+    }
+
+    /// The actor that began the process of this one, while it lives.
+    pub fn process_name(&self, actor: &Actor) -> Option<&Actor> {
+        self.process(actor).map(|process| &process.name)
+    }
+
+    fn process(&self, actor: &Actor) -> Option<&Process> {
+        match self.actors.get(actor)? {
+            Life::Alive { process, .. } => self.processes.get(*process),
+            Life::Dead { .. } => None,
+        }
+    }
+
     /// The files that have been named, in the order of their names.
     pub fn files(&self) -> Vec<FileName> {
         let mut files: Vec<_> = self.files.iter().cloned().collect();
@@ -298,7 +342,10 @@ impl Census {
         if let Some(Life::Alive { process, .. }) = self.actors.get(actor) {
             return *process;
         }
-        self.processes.push(Process::default());
+        self.processes.push(Process {
+            name: actor.clone(),
+            descriptors: HashMap::new(),
+        });
         let process = self.processes.len() - 1;
         self.be_born(actor, process);
         process
@@ -312,10 +359,15 @@ impl Census {
         self.actors.insert(actor.clone(), life);
     }
 
-    fn open(&mut self, process: usize, fd: &Descriptor) {
+    fn open(&mut self, process: usize, fd: &Descriptor, file: &FileName) {
+        self.descriptions += 1;
+        let opened = Opened {
+            file: file.clone(),
+            description: self.descriptions,
+        };
         self.processes[process]
             .descriptors
-            .insert(fd.clone(), State::Open);
+            .insert(fd.clone(), State::Open(opened));
     }
 
     fn die(&mut self, ended: usize, spared: Option<&Actor>, cause: Death, line: usize) {
@@ -332,8 +384,8 @@ impl Census {
             return;
         };
         let opens = pending.take().and_then(|pending| pending.opens);
-        if let (Some(fd), true) = (opens, done) {
-            self.open(process, &fd);
+        if let (Some((fd, file)), true) = (opens, done) {
+            self.open(process, &fd, &file);
         }
     }
 }

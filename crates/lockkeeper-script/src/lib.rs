@@ -7,14 +7,20 @@
 //! - [`executor`] is the one trait behind which a place stands; [`census`] knows what makes sense in a
 //!   run, [`runner`] runs a script and gives the verdict.
 //! - [`directory`] is the executor for a folder of a file system: one real process an actor.
+//! - [`generate`] makes random scripts, [`differ`] runs them on two executors at once and compares, and
+//!   [`shrink`](mod@shrink) makes short what differs.
 
 pub mod census;
+pub mod differ;
 pub mod directory;
 pub mod executor;
+pub mod generate;
 mod parse;
 mod print;
+mod random;
 pub mod runner;
 pub mod script;
+pub mod shrink;
 
 pub use executor::{Executor, ExecutorError};
 pub use parse::ParseError;

@@ -386,6 +386,24 @@ pub struct Range {
     pub len: i64,
 }
 
+impl Range {
+    /// The bytes that are meant, where the text alone tells: not for a range that counts from the offset
+    /// or the end of the file, nor for one that is refused.
+    pub fn span(&self) -> Option<Span> {
+        let Self { base, start, len } = *self;
+        let (start, len) = match len {
+            0.. => (start, len),
+            _ => (start.checked_add(len)?, len.checked_neg()?),
+        };
+        let overflows = len > 0 && start.checked_add(len - 1).is_none();
+        if base != Base::Start || start < 0 || overflows {
+            return None;
+        }
+        let span = Span { start, len };
+        Some(Span::inclusive(start, span.end()))
+    }
+}
+
 /// `l_whence` of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Base {
@@ -441,6 +459,11 @@ impl Span {
     pub fn inclusive(start: i64, end: i64) -> Self {
         let len = if end == i64::MAX { 0 } else { end - start + 1 };
         Self { start, len }
+    }
+
+    /// Whether a byte belongs to both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.start <= other.end() && other.start <= self.end()
     }
 
     /// The last byte, inclusive.

@@ -1257,17 +1257,7 @@ fn record_numbers(number: i32, record: &Record, command: i32) -> [i64; 7] {
 /// The bytes of a range that was granted, as far as its text tells: one that counts from the offset or
 /// the end stands for the whole file.
 fn absolute(range: &Range) -> Span {
-    match (range.base, range.len) {
-        (Base::Start, len) if len >= 0 => Span {
-            start: range.start,
-            len,
-        },
-        (Base::Start, len) => Span {
-            start: range.start.saturating_add(len),
-            len: len.saturating_neg(),
-        },
-        _ => Span { start: 0, len: 0 },
-    }
+    range.span().unwrap_or(Span { start: 0, len: 0 })
 }
 
 fn item(entry: &Entry, actor: Actor) -> Item {

@@ -1,0 +1,611 @@
+//! Runs one list of steps on two executors at once and compares all that can be seen.
+//!
+//! After every step both sides must have returned the same, the same blocked calls must have returned with
+//! the same results, and `held` and `waiting` of every file must read the same. What was run is kept as a
+//! script with results, `done` lines put in, that [replays](crate::runner::run) on either side.
+//!
+//! A step that makes no sense where it stands ([`Census`]) is left out. So is one after which Linux itself
+//! is free to do this or that. [`Avoided`] names the rules:
+//!
+//! - *conversion*: flock(2) with another type on a description that has a lock, while others wait for the
+//!   file. The old lock is dropped first, and the waiters it lets go race with the conversion.
+//! - *restart*: a signal with SA_RESTART to one who waits for a file on which others wait too. Those beneath
+//!   it are queued anew while it is itself.
+//! - *own overlap*: a call that waits for a range that overlaps another waiting call of the same owner.
+//!   When both are granted at once, the order decides what is left.
+//! - *taker*: an OFD lock through a description through which another process has set one. Which of the two
+//!   a merged lock names is not defined.
+//!
+//! Where an answer may differ though the step is fair, the comparison accepts exactly this. [`Freedom`]
+//! names the rules; after the last two the sides are in different states and the script ends:
+//!
+//! - *which conflict*: a query may name any granted lock that is in the way.
+//! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same
+//!   locks; either may win. Waiters stopped by the same locks are granted in the order in which they came,
+//!   and a difference there is none that is accepted.
+//! - *cycle*: one side says EDEADLK where the other waits, a search of everything held and awaited
+//!   (the [oracle](Rules::cycle)) finds the cycle, and the side that waits does not claim to be
+//!   [exact](Rules::exact).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+use crate::census::Census;
+use crate::executor::{Executor, ExecutorError};
+use crate::script::*;
+
+/// What a comparison goes by.
+pub struct Rules<'a> {
+    /// Whether the left and the right side find every deadlock.
+    pub exact: [bool; 2],
+    /// Whether the request would close, or is part of, a cycle of owners that wait for each other.
+    pub cycle: &'a dyn Fn(&Scene, &Request) -> bool,
+}
+
+impl Default for Rules<'_> {
+    /// Neither side is exact; cycles are [looked for](Scene::has_cycle) among the granted locks.
+    fn default() -> Self {
+        Self {
+            exact: [false, false],
+            cycle: &|scene, request| scene.has_cycle(request),
+        }
+    }
+}
+
+/// What came of a list of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// What was run, with the results of the left side.
+    pub transcript: Vec<Statement>,
+    /// How many calls were made, the listings not counted.
+    pub operations: usize,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a comparison ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Both sides agreed to the last step.
+    Agreed,
+    /// They differ where Linux is free, and cannot be compared further.
+    Free(Freedom),
+    /// They differ.
+    Diverged(Box<Divergence>),
+}
+
+/// Why two sides may differ: see the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freedom {
+    /// A query may name any lock in the way.
+    WhichConflict,
+    /// Two that wake at once and conflict.
+    WakeRace,
+    /// A deadlock that one side does not look for.
+    Cycle,
+}
+
+/// Why a step is not run: see the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Avoided {
+    /// A flock conversion while others wait.
+    Conversion,
+    /// A restarted wait while others wait.
+    Restart,
+    /// Two waiting calls of one owner that overlap.
+    OwnOverlap,
+    /// A second process that sets OFD locks through a description.
+    Taker,
+}
+
+/// Where two sides differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// The line of the transcript, which is its last.
+    pub line: usize,
+    /// What was asked.
+    pub step: Step,
+    /// What each side answered.
+    pub answers: [Answer; 2],
+}
+
+/// An answer, or why there is none.
+pub type Answer = Result<Outcome, ExecutorError>;
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |answer: &Answer| match answer {
+            Ok(outcome) => outcome.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let [left, right] = &self.answers;
+        writeln!(f, "line {}: {}", self.line, self.step)?;
+        writeln!(f, "  left:  {}", show(left))?;
+        write!(f, "  right: {}", show(right))
+    }
+}
+
+/// A call that waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Who waits.
+    pub actor: Actor,
+    /// The process of the actor.
+    pub process: Actor,
+    /// The file.
+    pub file: FileName,
+    /// The open file description.
+    pub description: usize,
+    /// The kind of lock.
+    pub kind: ItemKind,
+    /// Its type.
+    pub lock_type: LockType,
+    /// Its range, for record locks.
+    pub span: Option<Span>,
+}
+
+impl Request {
+    fn same_owner(&self, other: &Self) -> bool {
+        match self.kind {
+            ItemKind::Posix => self.process == other.process,
+            _ => self.description == other.description,
+        }
+    }
+
+    /// Whether the two cannot be granted both.
+    pub fn conflicts(&self, other: &Self) -> bool {
+        let same_owner = self.kind == other.kind && self.same_owner(other);
+        self.file == other.file
+            && !same_owner
+            && in_the_way(
+                (self.kind, self.lock_type, self.span),
+                (other.kind, other.lock_type, other.span),
+            )
+    }
+}
+
+type Shape = (ItemKind, LockType, Option<Span>);
+
+/// Whether locks of different owners with these shapes exclude each other.
+fn in_the_way(a: Shape, b: Shape) -> bool {
+    let is_record = |kind| matches!(kind, ItemKind::Posix | ItemKind::Ofd);
+    let same_space = a.0 == b.0 || (is_record(a.0) && is_record(b.0));
+    let overlap = match (a.2, b.2) {
+        (Some(a), Some(b)) => a.overlaps(&b),
+        _ => true,
+    };
+    let lock = |lock_type| lock_type != LockType::Unlock;
+    let excludes = lock(a.1) && lock(b.1) && (a.1 == LockType::Write || b.1 == LockType::Write);
+    same_space && overlap && excludes
+}
+
+/// What both sides agree on so far.
+#[derive(Debug, Default)]
+pub struct Scene {
+    /// Who lives and what is open.
+    pub census: Census,
+    /// By file: the granted locks.
+    pub held: BTreeMap<FileName, Vec<Item>>,
+    /// By file: what waits, as listed.
+    pub waiting: BTreeMap<FileName, Vec<Item>>,
+    /// The calls that wait for a lock, in the order in which they came.
+    pub requests: Vec<Request>,
+    /// By description: the process that sets OFD locks through it.
+    takers: HashMap<usize, Actor>,
+    /// Descriptions that have had a flock.
+    flocked: HashSet<usize>,
+}
+
+impl Scene {
+    /// The granted locks that are in the way of a request.
+    pub fn blockers<'a>(&'a self, request: &'a Request) -> impl Iterator<Item = &'a Item> {
+        let held = self.held.get(&request.file).map_or(&[][..], Vec::as_slice);
+        held.iter().filter(move |item| {
+            let own = item.kind == request.kind
+                && match request.kind {
+                    ItemKind::Posix => item.actor == request.process,
+                    _ => self.takers.get(&request.description) == Some(&item.actor),
+                };
+            let shape = (request.kind, request.lock_type, request.span);
+            !own && in_the_way(shape, (item.kind, item.lock_type, item.span))
+        })
+    }
+
+    /// Whether the owner of a POSIX request waits, over any number of owners, for itself.
+    pub fn has_cycle(&self, request: &Request) -> bool {
+        if request.kind != ItemKind::Posix {
+            return false;
+        }
+        let mut seen = HashSet::new();
+        let mut open = vec![request];
+        while let Some(waiter) = open.pop() {
+            for blocker in self.blockers(waiter) {
+                if blocker.kind != ItemKind::Posix || !seen.insert(&blocker.actor) {
+                    continue;
+                }
+                if blocker.actor == request.process {
+                    return true;
+                }
+                open.extend(self.requests.iter().filter(|other| {
+                    other.kind == ItemKind::Posix && other.process == blocker.actor
+                }));
+            }
+        }
+        false
+    }
+
+    /// The request that a step makes, if it asks for a lock or whether one could be had.
+    pub fn request(&self, step: &Step) -> Option<Request> {
+        let Step::Act { actor, verb } = step else {
+            return None;
+        };
+        let (fd, kind, lock_type, span) = match verb {
+            Verb::Set { record, .. } | Verb::Query { record } => {
+                let kind = match record.kind {
+                    RecordKind::Posix => ItemKind::Posix,
+                    RecordKind::Ofd => ItemKind::Ofd,
+                };
+                let RequestType::Known(lock_type) = record.lock_type else {
+                    return None;
+                };
+                // What counts from elsewhere may be anywhere.
+                (&record.fd, kind, lock_type, record.range.span())
+            }
+            Verb::Flock { fd, lock_type, .. } => (fd, ItemKind::Flock, *lock_type, None),
+            _ => return None,
+        };
+        let opened = self.census.opened(actor, fd)?;
+        Some(Request {
+            actor: actor.clone(),
+            process: self.census.process_name(actor)?.clone(),
+            file: opened.file.clone(),
+            description: opened.description,
+            kind,
+            lock_type,
+            span,
+        })
+    }
+
+    /// Why the step is not run, though it makes sense.
+    pub fn avoids(&self, step: &Step) -> Option<Avoided> {
+        let Step::Act { actor, verb } = step else {
+            return None;
+        };
+        if let Verb::Signal { restart: true } = verb {
+            let its = self
+                .requests
+                .iter()
+                .find(|request| request.actor == *actor)?;
+            let mut others = self.requests.iter().filter(|other| other.file == its.file);
+            return (others.nth(1).is_some()).then_some(Avoided::Restart);
+        }
+        let request = self.request(step)?;
+        let of_the_file = || {
+            let file = &request.file;
+            self.requests
+                .iter()
+                .filter(move |other| other.file == *file)
+        };
+        match verb {
+            Verb::Flock { lock_type, .. } if *lock_type != LockType::Unlock => {
+                let converts = self.flocked.contains(&request.description);
+                let awaited = of_the_file().any(|other| other.kind == ItemKind::Flock);
+                (converts && awaited).then_some(Avoided::Conversion)
+            }
+            Verb::Set { record, wait } => {
+                let taker = self.takers.get(&request.description);
+                let second = record.kind == RecordKind::Ofd
+                    && request.lock_type != LockType::Unlock
+                    && taker.is_some_and(|taker| *taker != request.process);
+                if second {
+                    return Some(Avoided::Taker);
+                }
+                let overlap = of_the_file().any(|other| {
+                    let spans = other.span.zip(request.span);
+                    other.kind == request.kind
+                        && other.same_owner(&request)
+                        && spans.is_none_or(|(a, b)| a.overlaps(&b))
+                });
+                (*wait && overlap).then_some(Avoided::OwnOverlap)
+            }
+            _ => None,
+        }
+    }
+
+    fn record(&mut self, line: usize, step: &Step, outcome: &Outcome) {
+        if let Some(request) = self.request(step) {
+            let asks =
+                matches!(step, Step::Act { verb, .. } if !matches!(verb, Verb::Query { .. }));
+            if asks && request.kind == ItemKind::Ofd && request.lock_type != LockType::Unlock {
+                let process = request.process.clone();
+                self.takers.entry(request.description).or_insert(process);
+            }
+            if asks && request.kind == ItemKind::Flock {
+                self.flocked.insert(request.description);
+            }
+            if *outcome == Outcome::Blocked {
+                self.requests.push(request);
+            }
+        }
+        self.census.record(line, step, outcome);
+        if let Step::Act {
+            actor,
+            verb: Verb::Done,
+        } = step
+        {
+            self.requests.retain(|request| request.actor != *actor);
+        }
+        let alive: HashSet<&Actor> = self.census.pending().collect();
+        self.requests
+            .retain(|request| alive.contains(&request.actor));
+    }
+}
+
+/// Runs the steps on both sides up to the first difference.
+///
+/// # Errors
+/// A side could not begin or end, or both could not carry out a step.
+pub fn compare(
+    steps: &[Step],
+    left: &mut dyn Executor,
+    right: &mut dyn Executor,
+    rules: &Rules<'_>,
+) -> Result<Comparison, ExecutorError> {
+    let begun = left.begin().and_then(|()| right.begin());
+    let mut run = Run {
+        sides: [left, right],
+        rules,
+        scene: Scene::default(),
+        blocked: Vec::new(),
+        transcript: Vec::new(),
+        operations: 0,
+    };
+    let end = begun.and_then(|()| run.steps(steps));
+    let [left, right] = &mut run.sides;
+    let ended = left.end().and(right.end());
+    let end = end?;
+    ended?;
+    Ok(Comparison {
+        transcript: run.transcript,
+        operations: run.operations,
+        end,
+    })
+}
+
+struct Run<'a> {
+    sides: [&'a mut dyn Executor; 2],
+    rules: &'a Rules<'a>,
+    scene: Scene,
+    /// Who is blocked, in the order in which the calls were made.
+    blocked: Vec<Actor>,
+    transcript: Vec<Statement>,
+    operations: usize,
+}
+
+/// What stops a run: an end, or an error of both sides.
+type Goes<T> = Result<T, Stop>;
+
+enum Stop {
+    End(End),
+    Error(ExecutorError),
+}
+
+impl Run<'_> {
+    fn steps(&mut self, steps: &[Step]) -> Result<End, ExecutorError> {
+        for step in steps {
+            let fair = self.scene.census.check(step).is_ok() && self.scene.avoids(step).is_none();
+            if !fair {
+                continue;
+            }
+            match self.one(step) {
+                Ok(()) => {}
+                Err(Stop::End(end)) => return Ok(end),
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+        Ok(End::Agreed)
+    }
+
+    fn one(&mut self, step: &Step) -> Goes<()> {
+        self.operations += 1;
+        let outcomes = self.ask(step)?;
+        let [left, right] = &outcomes;
+        if left != right {
+            match self.freedom(step, left, right) {
+                Some(Freedom::WhichConflict) => {}
+                Some(freedom) => {
+                    self.write(step, left.clone());
+                    return Err(Stop::End(End::Free(freedom)));
+                }
+                None => return Err(self.diverged(step, outcomes.map(Ok))),
+            }
+        }
+        let [left, _] = outcomes;
+        if let (Step::Act { actor, .. }, Outcome::Blocked) = (step, &left) {
+            self.blocked.push(actor.clone());
+        }
+        self.write(step, left);
+        self.collect()?;
+        self.list()
+    }
+
+    /// Asks both sides.
+    fn ask(&mut self, step: &Step) -> Goes<[Outcome; 2]> {
+        let [left, right] = &mut self.sides;
+        match (left.step(step), right.step(step)) {
+            (Ok(left), Ok(right)) => Ok([left, right]),
+            (Err(error), Err(_)) => Err(Stop::Error(error)),
+            (left, right) => Err(self.diverged(step, [left, right])),
+        }
+    }
+
+    fn write(&mut self, step: &Step, outcome: Outcome) {
+        self.transcript.push(Statement {
+            step: step.clone(),
+            expected: outcome.clone(),
+        });
+        self.scene.record(self.transcript.len(), step, &outcome);
+    }
+
+    fn diverged(&mut self, step: &Step, answers: [Answer; 2]) -> Stop {
+        if let Ok(outcome) = &answers[0] {
+            self.transcript.push(Statement {
+                step: step.clone(),
+                expected: outcome.clone(),
+            });
+        }
+        Stop::End(End::Diverged(Box::new(Divergence {
+            line: self.transcript.len(),
+            step: step.clone(),
+            answers,
+        })))
+    }
+
+    /// By which rule two answers to a step may differ.
+    fn freedom(&self, step: &Step, left: &Outcome, right: &Outcome) -> Option<Freedom> {
+        let request = self.scene.request(step)?;
+        match (left, right) {
+            (Outcome::Conflict { .. }, Outcome::Conflict { .. }) => {
+                let found = [left, right].into_iter().all(|answer| {
+                    let mut blockers = self.scene.blockers(&request);
+                    blockers.any(|item| names(answer, item))
+                });
+                found.then_some(Freedom::WhichConflict)
+            }
+            _ => self.cycle(&request, left, right),
+        }
+    }
+
+    fn cycle(&self, request: &Request, left: &Outcome, right: &Outcome) -> Option<Freedom> {
+        let refused = Outcome::Error(Errno::EDEADLK);
+        let other_side = match (*left == refused, *right == refused) {
+            (true, false) => 1,
+            (false, true) => 0,
+            _ => return None,
+        };
+        let confirmed = (self.rules.cycle)(&self.scene, request);
+        (confirmed && !self.rules.exact[other_side]).then_some(Freedom::Cycle)
+    }
+
+    /// Collects the calls that have returned on both sides.
+    fn collect(&mut self) -> Goes<()> {
+        let alive: HashSet<Actor> = self.scene.census.pending().cloned().collect();
+        self.blocked.retain(|actor| alive.contains(actor));
+        let mut differing = Vec::new();
+        let mut returned = Vec::new();
+        for actor in &self.blocked.clone() {
+            let ask = act(actor, Verb::Blocked);
+            let outcomes = self.ask(&ask)?;
+            let [left, right] = &outcomes;
+            if left != right {
+                differing.push((actor.clone(), outcomes));
+            } else if *left != Outcome::Blocked {
+                returned.push(actor.clone());
+            }
+        }
+        if let Some((actor, outcomes)) = differing.first() {
+            let step = act(actor, Verb::Blocked);
+            return Err(match self.freedom_of_returns(&differing) {
+                Some(freedom) => Stop::End(End::Free(freedom)),
+                None => self.diverged(&step, outcomes.clone().map(Ok)),
+            });
+        }
+        for actor in returned {
+            let step = act(&actor, Verb::Done);
+            let outcomes = self.ask(&step)?;
+            if outcomes[0] != outcomes[1] {
+                return Err(self.diverged(&step, outcomes.map(Ok)));
+            }
+            let [left, _] = outcomes;
+            self.write(&step, left);
+            self.operations += 1;
+            self.blocked.retain(|blocked| *blocked != actor);
+        }
+        Ok(())
+    }
+
+    /// By which rule different calls may have returned on the two sides.
+    fn freedom_of_returns(&self, differing: &[(Actor, [Outcome; 2])]) -> Option<Freedom> {
+        let request = |actor: &Actor| {
+            let requests = &self.scene.requests;
+            requests.iter().find(|request| request.actor == *actor)
+        };
+        let cycle = differing
+            .iter()
+            .find_map(|(actor, [left, right])| self.cycle(request(actor)?, left, right));
+        if cycle.is_some() {
+            return cycle;
+        }
+        let winner_side = |outcomes: &[Outcome; 2]| match outcomes {
+            [Outcome::Ok, Outcome::Blocked] => Some(0),
+            [Outcome::Blocked, Outcome::Ok] => Some(1),
+            _ => None,
+        };
+        let raced = differing.iter().all(|(actor, outcomes)| {
+            let (Some(won), Some(mine)) = (winner_side(outcomes), request(actor)) else {
+                return false;
+            };
+            differing.iter().any(|(rival, outcomes)| {
+                let Some(theirs) = request(rival) else {
+                    return false;
+                };
+                winner_side(outcomes).is_some_and(|side| side != won)
+                    && mine.conflicts(theirs)
+                    && !self.scene.blockers(mine).eq(self.scene.blockers(theirs))
+            })
+        });
+        raced.then_some(Freedom::WakeRace)
+    }
+
+    /// Compares the listings of every file, and writes down those that have changed.
+    fn list(&mut self) -> Goes<()> {
+        for file in self.scene.census.files() {
+            for step in [Step::Held(file.clone()), Step::Waiting(file.clone())] {
+                let outcomes = self.ask(&step)?;
+                let [left, right] = &outcomes;
+                if left != right {
+                    return Err(self.diverged(&step, outcomes.map(Ok)));
+                }
+                let Outcome::Listing(items) = left.clone() else {
+                    return Err(self.diverged(&step, outcomes.map(Ok)));
+                };
+                let known = match step {
+                    Step::Held(_) => &mut self.scene.held,
+                    _ => &mut self.scene.waiting,
+                };
+                let before = known
+                    .insert(file.clone(), items.clone())
+                    .unwrap_or_default();
+                if before != items {
+                    let [left, _] = outcomes;
+                    self.write(&step, left);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn act(actor: &Actor, verb: Verb) -> Step {
+    Step::Act {
+        actor: actor.clone(),
+        verb,
+    }
+}
+
+/// Whether a query's answer is this lock.
+fn names(answer: &Outcome, item: &Item) -> bool {
+    let Outcome::Conflict {
+        lock_type,
+        span,
+        by,
+    } = answer
+    else {
+        return false;
+    };
+    let same_holder = match by {
+        Holder::Ofd => item.kind == ItemKind::Ofd,
+        Holder::Actor(actor) => item.kind == ItemKind::Posix && item.actor == *actor,
+    };
+    item.lock_type == *lock_type && item.span == Some(*span) && same_holder
+}
