@@ -203,6 +203,14 @@ impl Range {
         }
     }
 
+    /// What of this range lies in `other`, which it overlaps.
+    pub(crate) fn within(self, other: Range) -> Range {
+        Range {
+            start: self.start.max(other.start),
+            end: self.end.min(other.end),
+        }
+    }
+
     /// What of this range lies before `other`.
     pub(crate) fn before(self, other: Range) -> Option<Range> {
         (self.start < other.start).then(|| Range {

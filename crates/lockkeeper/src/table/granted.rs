@@ -293,6 +293,25 @@ impl<T> Locks<T> {
         }
     }
 
+    /// Every lock of this owner on one of these bytes, by first byte.
+    pub(crate) fn visit_own_overlaps(
+        &self,
+        space: Space,
+        owner: &Owner,
+        range: Range,
+        visit: &mut dyn FnMut(u32),
+    ) {
+        let mut start = 0;
+        loop {
+            let found = self.own_from(space, owner, range.start(), start);
+            if found == NIL || !self.records[found].range.overlaps(range) {
+                return;
+            }
+            visit(found);
+            start = self.records[found].range.end() + 1;
+        }
+    }
+
     /// Every granted lock of the space, by first byte, reads before writes.
     pub(crate) fn visit_granted(&self, space: Space, visit: &mut dyn FnMut(u32)) {
         for root in self.granted[space as usize].place {

@@ -219,6 +219,11 @@ impl<T> Locks<T> {
         self.waiters.len() != 0
     }
 
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.ready.0 != NIL || self.has_offer()
+    }
+
     /// Takes over the locks that a table kept in itself.
     ///
     /// # Errors

@@ -601,6 +601,13 @@ impl<T> Table<T> {
         }
     }
 
+    /// Whether [`next_ended`](Table::next_ended) or
+    /// [`next_offer`](Table::next_offer) has anything.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        self.full_in_use().is_some_and(Locks::has_news)
+    }
+
     /// Whether anybody waits, or has ended and not been taken.
     pub fn has_waiters(&self) -> bool {
         self.full_in_use().is_some_and(Locks::has_waiters)
@@ -647,6 +654,32 @@ impl<T> Table<T> {
         }
     }
 
+    /// The lock of `blocker` that this waiter waits for; of several the one with
+    /// the lowest first byte.
+    pub fn blocker_info(&self, id: WaiterId, blocker: &Owner) -> Option<LockInfo> {
+        let locks = self.full_in_use()?;
+        let slot = locks.find_waiter(id)?;
+        let Request {
+            owner,
+            range,
+            lock_type,
+            space,
+            ..
+        } = &locks.waiters[slot].request;
+        let mut found: Option<LockInfo> = None;
+        locks.visit_conflicts(*space, owner, *range, *lock_type, &mut |record| {
+            let record = &locks.records[record];
+            let is_lower = found
+                .as_ref()
+                .is_none_or(|found| record.range < found.range);
+            if record.owner == *blocker && is_lower {
+                found = Some(record.info());
+            }
+            true
+        });
+        found
+    }
+
     /// Every wait of this owner here, by arrival.
     pub fn visit_waits_of(&self, owner: &Owner, visit: &mut dyn FnMut(WaiterId)) {
         let Some(locks) = self.full_in_use() else {
@@ -680,6 +713,94 @@ impl<T> Table<T> {
         found.sort_unstable_by_key(|&id| locks.waiters[id].arrival);
         for id in found {
             visit(locks.waiter_id(id));
+        }
+    }
+
+    /// What the owner of a request for a record lock holds of its bytes. Nothing
+    /// for other requests.
+    pub fn held_by(&self, request: &Request) -> Vec<(Range, LockType)> {
+        let Request { owner, range, .. } = request;
+        let mut held = Vec::new();
+        if request.space != Space::Records || request.is_access {
+            return held;
+        }
+        if let Some(locks) = self.full_in_use() {
+            locks.visit_own_overlaps(Space::Records, owner, *range, &mut |id| {
+                let record = &locks.records[id];
+                held.push((record.range.within(*range), record.lock_type));
+            });
+        } else {
+            for own in self.few.iter().flatten() {
+                if own.space == Space::Records && own.owner == *owner && own.range.overlaps(*range)
+                {
+                    held.push((own.range.within(*range), own.lock_type));
+                }
+            }
+        }
+        held
+    }
+
+    /// Undoes the grant of a request that nobody came for: the owner holds of its
+    /// bytes what it held `before`, as [`held_by`](Table::held_by) told it.
+    ///
+    /// Each step gives something up or weakens it, so nothing can be in the way.
+    /// Where memory or a limit forbids to split a lock, more is given up.
+    pub fn give_back(&mut self, request: &Request, before: &[(Range, LockType)], cx: Context<'_>) {
+        let Request {
+            owner,
+            range,
+            space,
+            ..
+        } = request;
+        if request.is_access {
+            return;
+        }
+        if *space == Space::Flocks {
+            self.release_space(owner, Range::WHOLE, *space, &cx);
+            return;
+        }
+        let mut rest = Some(*range);
+        for &(part, lock_type) in before {
+            if let Some(gap) = rest.and_then(|rest| rest.before(part)) {
+                self.release_space(owner, gap, *space, &cx);
+            }
+            rest = rest.and_then(|rest| rest.after(part));
+            let restored = Request {
+                lock_type,
+                range: part,
+                ..request.clone()
+            };
+            if self.test(&restored).is_some() || self.hold_again(&restored, &cx).is_err() {
+                self.release_space(owner, part, *space, &cx);
+            }
+        }
+        if let Some(gap) = rest {
+            self.release_space(owner, gap, *space, &cx);
+        }
+    }
+
+    /// Sets a lock that nothing is in the way of, without queueing for it.
+    fn hold_again(&mut self, request: &Request, cx: &Context<'_>) -> Result<(), LockError> {
+        let Request {
+            owner,
+            taken_by,
+            range,
+            lock_type,
+            space,
+            ..
+        } = request;
+        let locks = self.enter_full()?;
+        let result = locks.hold(*space, owner, *taken_by, *range, *lock_type, cx);
+        locks.settle(cx);
+        self.leave_if_idle();
+        result.map(|_| ())
+    }
+
+    /// Unlocks `range`, or everything of the owner where that cannot be split.
+    fn release_space(&mut self, owner: &Owner, range: Range, space: Space, cx: &Context<'_>) {
+        if self.unlock_full(owner, range, space, cx).is_err() {
+            // A whole-file unlock never fails.
+            let _ = self.unlock_full(owner, Range::WHOLE, space, cx);
         }
     }
 

@@ -1014,6 +1014,15 @@ impl<T> Locks<T> {
         }
     }
 
+    /// Whether an offered waiter is to be woken.
+    #[inline]
+    pub(crate) fn has_offer(&self) -> bool {
+        self.waiting[..2].iter().any(|waiting| {
+            let head = waiting.offered.0;
+            head != NIL && !self.waiters[head].is_woken
+        })
+    }
+
     /// The next offered waiter that is to be woken, and marks it as woken.
     pub(crate) fn next_offer(&mut self) -> Option<u32> {
         for space in 0..2 {

@@ -1,0 +1,234 @@
+//! Deadlocks over files: the search, what follows from it, and a report.
+//!
+//! A search holds the deadlock mutex, so searches come one after the other, and
+//! each comes after the wait or grant that made it due has been entered in its
+//! table. Of all requests that close a cycle together the first to search finds
+//! it and is refused; the others then find it gone.
+//!
+//! The search visits one file at a time, so what it puts together need never
+//! have been true at once. A cycle that it reports is therefore looked at again
+//! with all its files locked, before anybody is refused.
+
+use super::Shared;
+use super::file::{File, FileId};
+use super::handle::FileHandle;
+use super::registry::Wait;
+use super::wait::Ticket;
+use super::{LockManager, events};
+use crate::deadlock::{Edge, Step, WaitGraph, find_cycle};
+use crate::error::LockError;
+use crate::lock::{LockInfo, LockKind, WaiterId};
+use crate::owner::Owner;
+use crate::sync::{Arc, MutexGuard, Ordering, lock};
+use crate::table::{BlockedBy, Table};
+
+/// The waits of a manager as a graph.
+struct Waits<'a> {
+    shared: &'a Shared,
+    /// Only waits that may be refused: record locks of processes and remote
+    /// owners.
+    posix_only: bool,
+}
+
+impl WaitGraph for Waits<'_> {
+    type Wait = Wait;
+
+    fn blockers(&mut self, wait: &Wait, visit: &mut dyn FnMut(&Owner, Edge) -> bool) {
+        let table = lock(&wait.file.table);
+        if self.posix_only && !is_posix(&table, wait.id) {
+            return;
+        }
+        table.visit_blockers(wait.id, visit);
+    }
+
+    fn waits_of(&mut self, owner: &Owner, visit: &mut dyn FnMut(Wait)) {
+        self.shared.registry.waits_of(owner, visit);
+    }
+}
+
+fn is_posix(table: &Table<Ticket>, id: WaiterId) -> bool {
+    table
+        .waiting(id)
+        .is_ok_and(|(request, _)| request.info().kind == LockKind::Posix)
+}
+
+/// What to do about a cycle.
+enum Remedy {
+    Refused(Ticket, Owner, LockInfo),
+    LetPass(Arc<File>),
+}
+
+impl FileHandle {
+    /// Searches for a cycle through this waiter, which has just begun to wait or
+    /// been given somebody new to wait for, and ends it: by EDEADLK for this
+    /// request, or where the cycle goes through a queue that fairness alone made,
+    /// by letting a request pass there.
+    pub(crate) fn look_for_cycle(&self, id: WaiterId) {
+        loop {
+            let remedy = {
+                let _one_at_a_time = lock(&self.shared.deadlock);
+                self.find_remedy(id)
+            };
+            match remedy {
+                None => return,
+                Some(Remedy::Refused(ticket, owner, next)) => {
+                    self.leave(&ticket, &owner, id);
+                    self.bring_news(lock(&self.file.table), None);
+                    events::deadlock(self.id(), &owner, &next);
+                    return ticket.deliver(Err(LockError::Deadlock(next)));
+                }
+                Some(Remedy::LetPass(file)) => {
+                    if let Some(handle) = self.shared.adopt(&file) {
+                        handle.bring_news(lock(&handle.file.table), None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// With the deadlock mutex held.
+    fn find_remedy(&self, id: WaiterId) -> Option<Remedy> {
+        let start = Wait {
+            file: self.file.clone(),
+            id,
+        };
+        let (owner, is_posix) = {
+            let table = lock(&self.file.table);
+            let (request, _) = table.waiting(id).ok()?;
+            (request.owner().clone(), is_posix(&table, id))
+        };
+        if is_posix && owner.is_refused_deadlock() {
+            let mut graph = Waits {
+                shared: &self.shared,
+                posix_only: true,
+            };
+            while let Some(cycle) = find_cycle(&mut graph, &start, &owner, false) {
+                if let Some(remedy) = self.refuse(&cycle, &owner, id) {
+                    return Some(remedy);
+                }
+            }
+        }
+        if self.shared.has_queued.load(Ordering::SeqCst) != 0 {
+            let mut graph = Waits {
+                shared: &self.shared,
+                posix_only: false,
+            };
+            let cycle = find_cycle(&mut graph, &start, &owner, true)?;
+            // Of a cycle of locks alone among open files nobody is refused.
+            let queued = cycle.into_iter().find(|step| step.edge == Edge::Queue)?;
+            let cx = self.shared.context(self.shared.clock.now());
+            let mut table = lock(&queued.wait.file.table);
+            // It may have ended; then the cycle is gone as well.
+            table.let_pass(queued.wait.id, cx).ok()?;
+            drop(table);
+            return Some(Remedy::LetPass(queued.wait.file));
+        }
+        None
+    }
+
+    /// Refuses the request if the cycle holds with all its files locked.
+    fn refuse(&self, cycle: &[Step<Wait>], owner: &Owner, id: WaiterId) -> Option<Remedy> {
+        let mut files: Vec<&Arc<File>> = cycle.iter().map(|step| &step.wait.file).collect();
+        files.sort_unstable_by_key(|file| Arc::as_ptr(file) as usize);
+        files.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let mut tables: Vec<MutexGuard<'_, Table<Ticket>>> =
+            files.iter().map(|file| lock(&file.table)).collect();
+        let index_of = |file: &Arc<File>| {
+            files.binary_search_by_key(&(Arc::as_ptr(file) as usize), |f| Arc::as_ptr(f) as usize)
+        };
+        for step in cycle {
+            let table = &tables[index_of(&step.wait.file).ok()?];
+            let mut holds = false;
+            table.visit_blockers(step.wait.id, &mut |blocker, edge| {
+                holds = *blocker == step.waits_for && edge == step.edge;
+                !holds
+            });
+            if !holds {
+                return None;
+            }
+        }
+        let table = &mut tables[index_of(&self.file).ok()?];
+        let next = table.blocker_info(id, &cycle.first()?.waits_for)?;
+        let cx = self.shared.context(self.shared.clock.now());
+        let ticket = table.refuse_deadlock(id, cx).ok()?;
+        Some(Remedy::Refused(ticket, owner.clone(), next))
+    }
+}
+
+/// Owners that wait for each other, each for the next and the last for the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cycle {
+    /// The waits.
+    pub steps: Vec<CycleStep>,
+}
+
+/// One wait of a cycle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CycleStep {
+    /// The file on which it waits.
+    pub file: FileId,
+    /// Its id there.
+    pub waiter: WaiterId,
+    /// What it asks for, and for whom.
+    pub request: LockInfo,
+    /// Whom it waits for.
+    pub waits_for: Owner,
+}
+
+impl LockManager {
+    /// Every cycle of owners that wait for each other, each once: those of open
+    /// file descriptions and of flock, which nobody is refused for (fcntl(2),
+    /// flock(2)). Visits every file; a report of one moment a file.
+    pub fn find_deadlocks(&self) -> Vec<Cycle> {
+        let mut waits = Vec::new();
+        for handle in self.handles() {
+            let snapshot = handle.snapshot();
+            for view in snapshot.waiting {
+                if view.blocked_by != BlockedBy::Nothing {
+                    waits.push((handle.clone(), view.id, view.lock));
+                }
+            }
+        }
+        let mut cycles: Vec<Cycle> = Vec::new();
+        for (handle, id, info) in &waits {
+            let is_known = cycles.iter().any(|cycle| {
+                cycle
+                    .steps
+                    .iter()
+                    .any(|step| step.file == handle.id() && step.waiter == *id)
+            });
+            if is_known {
+                continue;
+            }
+            let _one_at_a_time = lock(&self.shared.deadlock);
+            let mut graph = Waits {
+                shared: &self.shared,
+                posix_only: false,
+            };
+            let start = Wait {
+                file: handle.file.clone(),
+                id: *id,
+            };
+            let Some(found) = find_cycle(&mut graph, &start, &info.owner, false) else {
+                continue;
+            };
+            let steps = found.iter().filter_map(|step| {
+                let table = lock(&step.wait.file.table);
+                let (request, _) = table.waiting(step.wait.id).ok()?;
+                Some(CycleStep {
+                    file: step.wait.file.id,
+                    waiter: step.wait.id,
+                    request: request.info(),
+                    waits_for: step.waits_for.clone(),
+                })
+            });
+            let cycle = Cycle {
+                steps: steps.collect(),
+            };
+            if cycle.steps.len() == found.len() {
+                cycles.push(cycle);
+            }
+        }
+        cycles
+    }
+}

@@ -1,0 +1,117 @@
+//! Who waits, over all files: what the search for deadlocks starts from.
+//!
+//! Written only where a request begins or ends to wait. The path where nobody
+//! waits does not come here, and a lock that is granted while others wait reads
+//! one counter: [`Registry::may_wait`].
+
+use core::hash::{BuildHasher, Hash};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::file::File;
+use crate::lock::WaiterId;
+use crate::owner::Owner;
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+
+const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
+const SLOTS: usize = if cfg!(loom) { 4 } else { 4096 };
+
+/// A waiting request.
+#[derive(Clone)]
+pub(crate) struct Wait {
+    pub(crate) file: Arc<File>,
+    pub(crate) id: WaiterId,
+}
+
+struct Entry {
+    owner: Owner,
+    wait: Wait,
+}
+
+pub(crate) struct Registry {
+    hasher: DefaultHashBuilder,
+    shards: Box<[Mutex<HashTable<Entry>>]>,
+    /// Counts of waiting requests by hash of their owner. A slot that is 0 says
+    /// for sure that none of its owners waits.
+    ///
+    /// Sequentially consistent, since two searches must not miss each other:
+    /// each writes its own slot before it reads the others', so whichever of two
+    /// requests is later in the order of these writes sees the earlier one.
+    waiting: Box<[AtomicU32]>,
+}
+
+impl Registry {
+    pub(crate) fn new() -> Registry {
+        Registry {
+            hasher: DefaultHashBuilder::default(),
+            shards: (0..SHARDS).map(|_| Mutex::new(HashTable::new())).collect(),
+            waiting: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+
+    fn hash(&self, owner: &Owner) -> u64 {
+        self.hasher.hash_one(owner)
+    }
+
+    /// Whether this owner may have a request that waits; false is certain.
+    #[inline]
+    pub(crate) fn may_wait(&self, owner: &Owner) -> bool {
+        let slot = self.hash(owner) as usize % SLOTS;
+        self.waiting[slot].load(Ordering::SeqCst) != 0
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<HashTable<Entry>> {
+        // The low bits choose the bucket within a shard's table.
+        &self.shards[(hash >> 48) as usize % SHARDS]
+    }
+
+    pub(crate) fn begin(&self, owner: &Owner, file: &Arc<File>, id: WaiterId) {
+        let hash = self.hash(owner);
+        lock(self.shard(hash)).insert_unique(
+            hash,
+            Entry {
+                owner: owner.clone(),
+                wait: Wait {
+                    file: file.clone(),
+                    id,
+                },
+            },
+            |entry| self.hash(&entry.owner),
+        );
+        self.waiting[hash as usize % SLOTS].fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn end(&self, owner: &Owner, file: &Arc<File>, id: WaiterId) {
+        let hash = self.hash(owner);
+        let mut shard = lock(self.shard(hash));
+        let found = shard.find_entry(hash, |entry| {
+            entry.wait.id == id && Arc::ptr_eq(&entry.wait.file, file) && entry.owner == *owner
+        });
+        if let Ok(entry) = found {
+            let (entry, _) = entry.remove();
+            if shard.is_empty() && shard.capacity() > 1024 {
+                *shard = HashTable::new();
+            }
+            drop(shard);
+            // Not under the shard: this may be the last use of the file.
+            drop(entry);
+            self.waiting[hash as usize % SLOTS].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Every waiting request of this owner.
+    pub(crate) fn waits_of(&self, owner: &Owner, visit: &mut dyn FnMut(Wait)) {
+        let hash = self.hash(owner);
+        let shard = lock(self.shard(hash));
+        for entry in shard.iter_hash(hash) {
+            if entry.owner == *owner {
+                visit(entry.wait.clone());
+            }
+        }
+    }
+}
+
+/// Hashes ids of files and callbacks, whose values others may choose.
+pub(crate) fn hash_of(hasher: &DefaultHashBuilder, value: &impl Hash) -> u64 {
+    hasher.hash_one(value)
+}

@@ -1,0 +1,558 @@
+//! Waiting: what a ticket is, how a thread sleeps, and how news is brought.
+//!
+//! # Implementation details
+//! News (who was granted, refused, offered) is gathered under the file's mutex
+//! and brought after it is released, in batches of a fixed size, so that it
+//! takes no allocation and a waker may do as it likes. Only who holds a ticket
+//! touches what is behind it.
+//!
+//! A thread waits with one word, `state`. Whoever brings its outcome stores the
+//! outcome first and the word after; the thread reads in the other order. A
+//! thread that is offered its lock is told by the word alone: what it finds when
+//! it comes is decided under the file's mutex.
+
+use core::time::Duration;
+use std::fmt;
+use std::task::Waker;
+use std::time::Instant;
+
+use super::callback::{CallbackId, Deliver};
+use super::events;
+use super::handle::FileHandle;
+use crate::error::{LockError, NotWaiting};
+use crate::lock::{LockType, WaiterId};
+use crate::owner::Owner;
+use crate::range::Range;
+use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering, Thread, current, lock, park};
+use crate::table::{BreakScope, Ended, LeaseBreak, Lock, Request, Table};
+
+pub(crate) type Outcome = Result<(), LockError>;
+
+/// What waits behind a request.
+pub(crate) enum Ticket {
+    Thread(Arc<ThreadWait>),
+    Task(Arc<TaskWait>),
+    Callback(CallbackId, Deliver),
+}
+
+impl Ticket {
+    /// Brings the outcome. Not to be called under any mutex of the manager.
+    pub(crate) fn deliver(self, outcome: Outcome) {
+        match self {
+            Ticket::Thread(wait) => wait.finish(outcome),
+            Ticket::Task(wait) => wait.finish(outcome),
+            Ticket::Callback(_, deliver) => deliver(outcome),
+        }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ticket::Thread(_) => "Thread",
+            Ticket::Task(_) => "Task",
+            Ticket::Callback(..) => "Callback",
+        })
+    }
+}
+
+const ASLEEP: u32 = 0;
+const OFFERED: u32 = 1;
+const FINISHED: u32 = 2;
+
+/// A thread that waits.
+pub(crate) struct ThreadWait {
+    state: AtomicU32,
+    outcome: Mutex<Option<Outcome>>,
+    thread: Thread,
+}
+
+impl ThreadWait {
+    pub(crate) fn new() -> ThreadWait {
+        ThreadWait {
+            state: AtomicU32::new(ASLEEP),
+            outcome: Mutex::new(None),
+            thread: current(),
+        }
+    }
+
+    fn finish(&self, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+        self.state.store(FINISHED, Ordering::Release);
+        self.thread.unpark();
+    }
+
+    fn offer(&self) {
+        // An outcome that came in between must not be overwritten.
+        let _ = self
+            .state
+            .compare_exchange(ASLEEP, OFFERED, Ordering::Release, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+/// A task that waits.
+pub(crate) struct TaskWait {
+    inner: Mutex<TaskState>,
+}
+
+struct TaskState {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+    /// Set when the future was dropped while its outcome was on its way: whoever
+    /// brings a grant gives it back.
+    abandoned: Option<Box<Abandoned>>,
+}
+
+pub(crate) struct Abandoned {
+    file: FileHandle,
+    ask: Ask,
+    before: Vec<(Range, LockType)>,
+}
+
+impl TaskWait {
+    pub(crate) fn new(waker: Waker) -> TaskWait {
+        TaskWait {
+            inner: Mutex::new(TaskState {
+                outcome: None,
+                waker: Some(waker),
+                abandoned: None,
+            }),
+        }
+    }
+
+    fn finish(&self, outcome: Outcome) {
+        let (waker, abandoned) = {
+            let mut inner = lock(&self.inner);
+            let abandoned = inner.abandoned.take();
+            if abandoned.is_none() {
+                inner.outcome = Some(outcome.clone());
+            }
+            (inner.waker.take(), abandoned)
+        };
+        match abandoned {
+            Some(abandoned) if outcome.is_ok() => {
+                abandoned.file.give_back(&abandoned.ask, &abandoned.before);
+            }
+            Some(_) => {}
+            None => {
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+        }
+    }
+
+    /// The outcome, if it has come; else remembers whom to wake.
+    pub(crate) fn poll(&self, waker: &Waker) -> Option<Outcome> {
+        let mut inner = lock(&self.inner);
+        if let Some(outcome) = inner.outcome.take() {
+            return Some(outcome);
+        }
+        match &mut inner.waker {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        None
+    }
+
+    /// The future is gone: returns the outcome, if it has come, for the caller to
+    /// undo; else leaves that to whoever brings it.
+    pub(crate) fn abandon(
+        &self,
+        file: FileHandle,
+        ask: Ask,
+        before: Vec<(Range, LockType)>,
+    ) -> Option<(Outcome, Vec<(Range, LockType)>)> {
+        let mut inner = lock(&self.inner);
+        inner.waker = None;
+        if let Some(outcome) = inner.outcome.take() {
+            return Some((outcome, before));
+        }
+        inner.abandoned = Some(Box::new(Abandoned { file, ask, before }));
+        None
+    }
+}
+
+/// Ends another thread's wait: the library's signal.
+///
+/// Given to a blocking call through [`WaitOptions`]; any thread may then call
+/// [`interrupt`](Interrupt::interrupt). One `Interrupt` serves one wait at a
+/// time; clones are the same one.
+#[derive(Clone, Default)]
+pub struct Interrupt {
+    target: Arc<Mutex<Option<(FileHandle, WaiterId)>>>,
+}
+
+impl Interrupt {
+    /// One that interrupts nothing yet.
+    pub fn new() -> Interrupt {
+        Interrupt::default()
+    }
+
+    /// Ends the wait with EINTR.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) if nobody waits with it, or the wait has ended: its
+    /// outcome stands.
+    pub fn interrupt(&self) -> Result<(), NotWaiting> {
+        let target = lock(&self.target).clone();
+        let (file, id) = target.ok_or(NotWaiting)?;
+        file.cancel(id)
+    }
+
+    fn aim(&self, target: Option<(FileHandle, WaiterId)>) {
+        let old = core::mem::replace(&mut *lock(&self.target), target);
+        drop(old);
+    }
+}
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_waiting = lock(&self.target).is_some();
+        f.debug_struct("Interrupt")
+            .field("is_waiting", &is_waiting)
+            .finish()
+    }
+}
+
+/// How a blocking call waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WaitOptions<'a> {
+    /// Gives up after this long, with ETIMEDOUT; `None` waits without end.
+    pub timeout: Option<Duration>,
+    /// Lets another thread end the wait, with EINTR.
+    pub interrupt: Option<&'a Interrupt>,
+}
+
+/// What is asked of a file and may have to wait.
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    Lock(Request),
+    Open {
+        opener: Owner,
+        access: LockType,
+        scope: BreakScope,
+    },
+}
+
+impl Ask {
+    pub(crate) fn owner(&self) -> &Owner {
+        match self {
+            Ask::Lock(request) => request.owner(),
+            Ask::Open { opener, .. } => opener,
+        }
+    }
+}
+
+/// A batch of news from one file.
+const BATCH: usize = 16;
+
+#[derive(Default)]
+struct News {
+    ended: [Option<Ended<Ticket>>; BATCH],
+    offers: [Option<Arc<ThreadWait>>; BATCH],
+    breaks: [Option<LeaseBreak>; BATCH],
+}
+
+impl News {
+    /// Gathers what fits; whether there was any.
+    fn gather(&mut self, table: &mut Table<Ticket>) -> bool {
+        let mut any = false;
+        for slot in &mut self.ended {
+            *slot = table.next_ended();
+            any |= slot.is_some();
+            if slot.is_none() {
+                break;
+            }
+        }
+        for slot in &mut self.offers {
+            *slot = match table.next_offer() {
+                Some((_, Ticket::Thread(wait))) => Some(wait.clone()),
+                _ => break,
+            };
+            any = true;
+        }
+        for slot in &mut self.breaks {
+            *slot = table.next_break();
+            any |= slot.is_some();
+            if slot.is_none() {
+                break;
+            }
+        }
+        any
+    }
+}
+
+/// Brings what is left when a callback or waker panics: nobody may be left
+/// asleep because another's code failed.
+struct Bringing<'a> {
+    file: &'a FileHandle,
+    news: News,
+}
+
+impl Bringing<'_> {
+    fn bring(&mut self) {
+        for slot in &mut self.news.offers {
+            if let Some(wait) = slot.take() {
+                wait.offer();
+            }
+        }
+        for slot in &mut self.news.ended {
+            if let Some(ended) = slot.take() {
+                self.file
+                    .leave(&ended.ticket, ended.request.owner(), ended.id);
+                events::wait_ended(self.file.id(), &ended.request, &ended.result);
+                ended.ticket.deliver(ended.result);
+            }
+        }
+        for slot in &mut self.news.breaks {
+            if let Some(lease_break) = slot.take() {
+                self.file.shared.tell_break(self.file.id(), &lease_break);
+            }
+        }
+    }
+}
+
+impl Drop for Bringing<'_> {
+    fn drop(&mut self) {
+        self.bring();
+    }
+}
+
+impl FileHandle {
+    /// Brings all news of the file, and looks for cycles that a grant to `owner`
+    /// or to a waiter may have closed. To be called with the file's mutex after
+    /// whatever may have made news.
+    #[cold]
+    pub(crate) fn bring_news<'a>(
+        &'a self,
+        mut table: MutexGuard<'a, Table<Ticket>>,
+        granted: Option<&Owner>,
+    ) {
+        let mut suspects = Vec::new();
+        if let Some(owner) = granted {
+            self.suspect(&table, owner, &mut suspects);
+        }
+        loop {
+            let mut bringing = Bringing {
+                file: self,
+                news: News::default(),
+            };
+            let any = bringing.news.gather(&mut table);
+            for ended in bringing.news.ended.iter().flatten() {
+                if ended.result.is_ok() {
+                    self.suspect(&table, ended.request.owner(), &mut suspects);
+                }
+            }
+            if !any {
+                let deadline = table.next_deadline();
+                drop(table);
+                if let Some(deadline) = deadline {
+                    self.schedule_leases(deadline);
+                }
+                break;
+            }
+            drop(table);
+            bringing.bring();
+            table = lock(&self.file.table);
+        }
+        for id in suspects {
+            self.look_for_cycle(id);
+        }
+    }
+
+    /// Notes those whom a lock just granted to `owner` makes wait for it, if it
+    /// waits itself somewhere.
+    fn suspect(&self, table: &Table<Ticket>, owner: &Owner, suspects: &mut Vec<WaiterId>) {
+        if table.has_waiters() && self.shared.registry.may_wait(owner) {
+            table.visit_blocked_by(owner, &mut |id| suspects.push(id));
+        }
+    }
+
+    /// Takes a wait that has ended off the books.
+    pub(crate) fn leave(&self, ticket: &Ticket, owner: &Owner, id: WaiterId) {
+        self.shared.registry.end(owner, &self.file, id);
+        if let Ticket::Callback(callback, _) = ticket {
+            let timer = self.shared.callbacks.end(*callback);
+            if let Some(timer) = timer {
+                self.shared.timer.forget(timer);
+            }
+        }
+    }
+
+    /// Starts what is asked for: done at once, or waiting, and then on the books
+    /// and known to close no cycle.
+    ///
+    /// # Errors
+    /// The table's, with the ticket.
+    pub(crate) fn begin(
+        &self,
+        ask: &Ask,
+        ticket: Ticket,
+        may_be_offered: bool,
+    ) -> Result<Lock<Ticket>, (LockError, Ticket)> {
+        let cx = self.shared.context(self.shared.clock.now());
+        let mut table = lock(&self.file.table);
+        let begun = match ask {
+            Ask::Lock(request) if may_be_offered => {
+                table.lock_by_offer(request.clone(), ticket, cx)
+            }
+            Ask::Lock(request) => table.lock(request.clone(), ticket, cx),
+            Ask::Open {
+                opener,
+                access,
+                scope,
+            } => table.break_leases(opener, *access, *scope, ticket, cx),
+        };
+        let Ok(Lock::Waiting(id)) = begun else {
+            let granted = begun.is_ok().then(|| ask.owner());
+            self.bring_news(table, granted);
+            return begun;
+        };
+        if let Ok((_, Ticket::Callback(callback, _))) = table.waiting(id) {
+            self.shared.callbacks.note(*callback, id);
+        }
+        self.shared.registry.begin(ask.owner(), &self.file, id);
+        let may_close_cycle = self.may_close_cycle(&table, id);
+        self.bring_news(table, None);
+        if may_close_cycle {
+            self.look_for_cycle(id);
+        }
+        Ok(Lock::Waiting(id))
+    }
+
+    /// Whether somebody whom this request waits for may wait himself.
+    fn may_close_cycle(&self, table: &Table<Ticket>, id: WaiterId) -> bool {
+        let mut may = false;
+        table.visit_blockers(id, &mut |owner, edge| {
+            if edge == crate::table::Edge::Queue {
+                self.shared.has_queued.store(1, Ordering::SeqCst);
+            }
+            may = self.shared.registry.may_wait(owner);
+            !may
+        });
+        may
+    }
+
+    /// Blocks the calling thread until what is asked for is done.
+    pub(crate) fn wait(&self, ask: &Ask, options: WaitOptions<'_>) -> Outcome {
+        let wait = Arc::new(ThreadWait::new());
+        let deadline = options
+            .timeout
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let id = match self.begin(ask, Ticket::Thread(wait.clone()), true) {
+            Ok(Lock::Granted(_)) => return Ok(()),
+            Ok(Lock::Waiting(id)) => id,
+            Err((error, _)) => return Err(error),
+        };
+        if let Some(interrupt) = options.interrupt {
+            interrupt.aim(Some((self.clone(), id)));
+        }
+        let outcome = self.sleep(&wait, id, deadline);
+        if let Some(interrupt) = options.interrupt {
+            interrupt.aim(None);
+        }
+        outcome
+    }
+
+    fn sleep(&self, wait: &ThreadWait, id: WaiterId, mut deadline: Option<Instant>) -> Outcome {
+        loop {
+            match wait.state.load(Ordering::Acquire) {
+                FINISHED => {
+                    return lock(&wait.outcome)
+                        .take()
+                        .unwrap_or(Err(LockError::Interrupted));
+                }
+                OFFERED => {
+                    // Before the claim, which may lead to the next offer.
+                    let _ = wait.state.compare_exchange(
+                        OFFERED,
+                        ASLEEP,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    );
+                    if let Some(outcome) = self.claim(id) {
+                        return outcome;
+                    }
+                }
+                _ => match deadline {
+                    None => park(),
+                    Some(end) => match end.checked_duration_since(Instant::now()) {
+                        Some(left) if !left.is_zero() => park_timeout(left),
+                        _ => {
+                            deadline = None;
+                            if self.withdraw(id).is_ok() {
+                                return Err(LockError::TimedOut);
+                            }
+                            // Another outcome was quicker; it is on its way.
+                        }
+                    },
+                },
+            }
+        }
+    }
+
+    /// Comes for a lock that was offered; `None` if it must wait on.
+    fn claim(&self, id: WaiterId) -> Option<Outcome> {
+        let cx = self.shared.context(self.shared.clock.recent());
+        let mut table = lock(&self.file.table);
+        match table.claim(id, cx) {
+            Ok(Some(ended)) => {
+                self.leave(&ended.ticket, ended.request.owner(), id);
+                let granted = ended.result.is_ok().then(|| ended.request.owner());
+                self.bring_news(table, granted);
+                events::wait_ended(self.id(), &ended.request, &ended.result);
+                Some(ended.result)
+            }
+            Ok(None) => {
+                let may_close_cycle = self.may_close_cycle(&table, id);
+                self.bring_news(table, None);
+                if may_close_cycle {
+                    self.look_for_cycle(id);
+                }
+                None
+            }
+            // It has ended, and its outcome is on the way.
+            Err(NotWaiting) => None,
+        }
+    }
+
+    /// Ends a wait with EINTR: for the wait of another thread, task or callback,
+    /// which is told.
+    ///
+    /// # Errors
+    /// `NotWaiting` (ENOENT) if nothing waits under this id, or what did has
+    /// ended: its outcome stands.
+    pub fn cancel(&self, id: WaiterId) -> Result<(), NotWaiting> {
+        self.cancel_with(id, LockError::Interrupted)
+    }
+
+    pub(crate) fn cancel_with(&self, id: WaiterId, error: LockError) -> Result<(), NotWaiting> {
+        let ticket = self.withdraw(id)?;
+        ticket.deliver(Err(error));
+        Ok(())
+    }
+
+    /// Ends a wait and returns its ticket, with nobody told.
+    pub(crate) fn withdraw(&self, id: WaiterId) -> Result<Ticket, NotWaiting> {
+        let cx = self.shared.context(self.shared.clock.now());
+        let mut table = lock(&self.file.table);
+        let owner = table.waiting(id)?.0.owner().clone();
+        let ticket = table.cancel(id, cx)?;
+        self.leave(&ticket, &owner, id);
+        self.bring_news(table, None);
+        Ok(ticket)
+    }
+}
+
+#[cfg(not(loom))]
+fn park_timeout(left: Duration) {
+    std::thread::park_timeout(left);
+}
+
+/// Loom has no time: a timeout is modelled by a thread that cancels.
+#[cfg(loom)]
+fn park_timeout(_left: Duration) {
+    park();
+}
