@@ -9,7 +9,7 @@ use lockkeeper_script::directory::{Directory, Options};
 use lockkeeper_script::executor::{Executor, ExecutorError};
 use lockkeeper_script::generate::{self, Settings};
 use lockkeeper_script::runner;
-use lockkeeper_script::script::{LockType, Outcome, RequestType, Script, Step, Verb};
+use lockkeeper_script::script::{LockType, Outcome, Record, RequestType, Script, Step, Verb};
 use lockkeeper_script::shrink::shrink;
 
 fn directory(path: &Path) -> Directory {
@@ -68,16 +68,16 @@ impl<E: Executor> Executor for Faulty<E> {
     }
 
     fn step(&mut self, step: &Step) -> Result<Outcome, ExecutorError> {
-        if let Step::Act {
-            verb: Verb::Set { record, .. },
-            ..
-        } = step
-        {
-            if record.lock_type == RequestType::Known(LockType::Unlock) && record.range.len == 5 {
-                return Ok(Outcome::Ok);
-            }
+        let forgets = |record: &Record| {
+            record.lock_type == RequestType::Known(LockType::Unlock) && record.range.len == 5
+        };
+        match step {
+            Step::Act {
+                verb: Verb::Set { record, .. },
+                ..
+            } if forgets(record) => Ok(Outcome::Ok),
+            _ => self.0.step(step),
         }
-        self.0.step(step)
     }
 
     fn end(&mut self) -> Result<(), ExecutorError> {

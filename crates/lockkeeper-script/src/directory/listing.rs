@@ -62,8 +62,10 @@ pub struct ProcLocks {
     devices: HashMap<u64, String>,
 }
 
-/// A read of at most so many bytes is one look at the list, during which it cannot change.
-const ONE_LOOK: usize = 4096;
+/// How much of a listing one read(2) gives at most.
+const PAGE: usize = 4096;
+/// No line is longer: a look that leaves room for one has come to the end.
+const LONGEST_LINE: usize = 256;
 
 impl ProcLocks {
     fn device(&mut self, file: &FileIdentity) -> io::Result<String> {
@@ -106,13 +108,22 @@ fn find_probe(probe: &File) -> io::Result<Option<String>> {
     }))
 }
 
+/// The text of /proc/locks, and whether it was read in one look.
+///
+/// Each read(2) is one look at the list, and gives whole lines, a page at most. The next goes on at the
+/// number of lines read so far, whatever has come or gone since: a lock may then be missing or be there
+/// twice.
 fn read_locks() -> io::Result<(String, bool)> {
-    let mut text = String::with_capacity(ONE_LOOK);
     let mut file = File::open("/proc/locks")
         .map_err(|error| io::Error::new(error.kind(), format!("/proc/locks: {error}")))?;
-    let length = file.read_to_string(&mut text)?;
-    // The last line of a look ends before a page is full, so a longer text took several looks.
-    Ok((text, length < ONE_LOOK / 2))
+    let mut buffer = [0; PAGE];
+    let first = file.read(&mut buffer)?;
+    let mut text = String::from_utf8_lossy(&buffer[..first]).into_owned();
+    if first < PAGE - LONGEST_LINE {
+        return Ok((text, true));
+    }
+    file.read_to_string(&mut text)?;
+    Ok((text, false))
 }
 
 impl Listing for ProcLocks {
