@@ -30,9 +30,10 @@ impl PassthroughFs {
 
     fn push_attr(&self, inode: &Inode, out: &mut ReplyBuffer) -> Result<(), Errno> {
         let stat = stat_fd(inode.fd())?;
+        let timeout = self.attr_timeout(&stat);
         out.push(&abi::AttrOut {
-            attr_valid: self.options.attr_timeout.as_secs(),
-            attr_valid_nsec: self.options.attr_timeout.subsec_nanos(),
+            attr_valid: timeout.as_secs(),
+            attr_valid_nsec: timeout.subsec_nanos(),
             dummy: 0,
             attr: self.attr(&stat),
         });

@@ -216,16 +216,28 @@ impl PassthroughFs {
     fn entry(&self, fd: OwnedFd) -> Result<(Arc<inode::Inode>, abi::EntryOut), Errno> {
         let stat = stat_fd(&fd)?;
         let inode = self.inodes.remember(fd, file_id(&stat));
+        let attr_timeout = self.attr_timeout(&stat);
         let entry = abi::EntryOut {
             nodeid: inode.nodeid,
             generation: 0, // Numbers are never reused, so they need no generation.
             entry_valid: self.options.entry_timeout.as_secs(),
             entry_valid_nsec: self.options.entry_timeout.subsec_nanos(),
-            attr_valid: self.options.attr_timeout.as_secs(),
-            attr_valid_nsec: self.options.attr_timeout.subsec_nanos(),
+            attr_valid: attr_timeout.as_secs(),
+            attr_valid_nsec: attr_timeout.subsec_nanos(),
             attr: self.attr(&stat),
         };
         Ok((inode, entry))
+    }
+
+    /// How long the kernel may believe these attributes.
+    ///
+    /// Not at all where set-id bits are: a write to the backing file takes them off without the
+    /// kernel's noticing, and it must not run the changed program with them.
+    fn attr_timeout(&self, stat: &Statx) -> Duration {
+        match u32::from(stat.stx_mode) & 0o6000 {
+            0 => self.options.attr_timeout,
+            _ => Duration::ZERO,
+        }
     }
 
     /// The protocol's form of attributes.
