@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test program uses its part.
 
+pub mod client;
 pub mod list_locks;
 
 use std::path::{Path, PathBuf};
