@@ -95,7 +95,9 @@ fn every_script_passes_on_a_kernel_directory() {
 
 #[test]
 fn every_script_passes_by_the_clock_alone() {
-    let files = scripts_in(&scripts(), false);
+    // All but those that block dozens of calls, each of which takes its tenth of a second.
+    let mut files = scripts_in(&scripts(), false);
+    files.retain(|file| !file.to_string_lossy().contains("/dl-0"));
     assert_all_pass(&files, &replay_files(&files, &["--strict"]));
 }
 

@@ -448,6 +448,17 @@ impl Run<'_> {
     }
 
     fn diverged(&mut self, step: &Step, answers: [Answer; 2]) -> Stop {
+        // That a call has returned is said in a script by its `done`.
+        let step = match (step, &answers[0]) {
+            (
+                Step::Act {
+                    actor,
+                    verb: Verb::Blocked,
+                },
+                Ok(outcome),
+            ) if *outcome != Outcome::Blocked => act(actor, Verb::Done),
+            (step, _) => step.clone(),
+        };
         if let Ok(outcome) = &answers[0] {
             self.transcript.push(Statement {
                 step: step.clone(),
@@ -456,7 +467,7 @@ impl Run<'_> {
         }
         Stop::End(End::Diverged(Box::new(Divergence {
             line: self.transcript.len(),
-            step: step.clone(),
+            step,
             answers,
         })))
     }

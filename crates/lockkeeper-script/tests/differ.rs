@@ -1,0 +1,274 @@
+//! What a comparison accepts and what it does not, over two sides that answer as two scripts say.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+
+use lockkeeper_script::differ::{self, Comparison, End, Freedom, Rules};
+use lockkeeper_script::executor::{Executor, ExecutorError};
+use lockkeeper_script::script::{Outcome, Script, Statement, Step, Verb};
+
+/// Answers as a script says: by its next statement where that is the step, and otherwise as if nothing had
+/// changed.
+struct Told {
+    statements: Vec<Statement>,
+    at: usize,
+    listings: HashMap<String, Outcome>,
+}
+
+impl Told {
+    fn new(text: &str) -> Self {
+        let script = Script::parse("told", text).unwrap();
+        let statements = script.statements().map(|(_, statement)| statement.clone());
+        Self {
+            statements: statements.collect(),
+            at: 0,
+            listings: HashMap::new(),
+        }
+    }
+}
+
+impl Executor for Told {
+    fn begin(&mut self) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Result<Outcome, ExecutorError> {
+        let next = self.statements.get(self.at);
+        let outcome = match (step, next) {
+            (_, Some(next)) if next.step == *step => {
+                self.at += 1;
+                next.expected.clone()
+            }
+            (Step::Held(_) | Step::Waiting(_), _) => {
+                let nothing = Outcome::Listing(Vec::new());
+                self.listings
+                    .get(&step.to_string())
+                    .cloned()
+                    .unwrap_or(nothing)
+            }
+            (
+                Step::Act {
+                    actor,
+                    verb: Verb::Blocked,
+                },
+                _,
+            ) => {
+                // The call has returned if the script collects it before anything else is done.
+                let done = self.statements[self.at..]
+                    .iter()
+                    .take_while(|statement| {
+                        matches!(
+                            &statement.step,
+                            Step::Act {
+                                verb: Verb::Done,
+                                ..
+                            }
+                        )
+                    })
+                    .find(|statement| statement.step.actor() == Some(actor));
+                done.map_or(Outcome::Blocked, |done| done.expected.clone())
+            }
+            (step, next) => panic!("asked for {step}, told {next:?}"),
+        };
+        if matches!(step, Step::Held(_) | Step::Waiting(_)) {
+            self.listings.insert(step.to_string(), outcome.clone());
+        }
+        Ok(outcome)
+    }
+
+    fn end(&mut self) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+}
+
+/// Compares two sides that answer as told. The steps are those of the left side.
+fn compare(left: &str, right: &str, rules: &Rules<'_>) -> Comparison {
+    let steps: Vec<Step> = Script::parse("steps", left)
+        .unwrap()
+        .statements()
+        .map(|(_, statement)| statement.step.clone())
+        .filter(|step| {
+            !matches!(
+                step,
+                Step::Held(_)
+                    | Step::Waiting(_)
+                    | Step::Act {
+                        verb: Verb::Done,
+                        ..
+                    }
+            )
+        })
+        .collect();
+    differ::compare(&steps, &mut Told::new(left), &mut Told::new(right), rules).unwrap()
+}
+
+fn exact(exact: [bool; 2]) -> Rules<'static> {
+    Rules {
+        exact,
+        ..Rules::default()
+    }
+}
+
+fn end(left: &str, right: &str, rules: &Rules<'_>) -> String {
+    match compare(left, right, rules).end {
+        End::Agreed => "agreed".to_owned(),
+        End::Free(freedom) => format!("{freedom:?}"),
+        End::Diverged(divergence) => divergence.to_string(),
+    }
+}
+
+const CYCLE: &str = "\
+A open f d rw
+B open f d rw
+A posix f write 0,1
+held d => posix write 0,1 A
+B posix f write 1,1
+held d => posix write 0,1 A; posix write 1,1 B
+A posix f write 1,1 wait => blocked
+waiting d => posix write 1,1 A
+";
+
+#[test]
+fn a_side_that_is_not_exact_may_overlook_a_cycle() {
+    let left = format!("{CYCLE}B posix f write 0,1 wait => EDEADLK");
+    let right = format!(
+        "{CYCLE}B posix f write 0,1 wait => blocked\nwaiting d => posix write 1,1 A; posix write 0,1 B"
+    );
+    let diverged = "line 9: B posix f write 0,1 wait\n  left:  EDEADLK\n  right: blocked";
+    assert_eq!(end(&left, &right, &Rules::default()), "Cycle");
+    assert_eq!(end(&left, &right, &exact([true, false])), "Cycle");
+    assert_eq!(end(&left, &right, &exact([false, true])), diverged);
+    let nobody = Rules {
+        exact: [false, false],
+        cycle: &|_, _| false,
+    };
+    assert_eq!(end(&left, &right, &nobody), diverged);
+    assert_eq!(end(&left, &left, &Rules::default()), "agreed");
+}
+
+#[test]
+fn edeadlk_without_a_cycle_is_a_fault() {
+    let head = "A open f d rw\nB open f d rw\nA posix f write 0,1\nheld d => posix write 0,1 A\n";
+    let left = format!("{head}B posix f write 0,1 wait => EDEADLK");
+    let right = format!("{head}B posix f write 0,1 wait => blocked");
+    let diverged = "line 5: B posix f write 0,1 wait\n  left:  EDEADLK\n  right: blocked";
+    assert_eq!(end(&left, &right, &Rules::default()), diverged);
+}
+
+#[test]
+fn a_query_may_name_any_lock_in_the_way_and_no_other() {
+    let head = "\
+A open f d rw
+B open f d rw
+C open f d rw
+A posix f read 0,5
+held d => posix read 0,5 A
+B ofd f read 3,5
+held d => posix read 0,5 A; ofd read 3,5 B
+";
+    let answer = |answer: &str| format!("{head}C posix? f write 0,0 => {answer}\nC exit");
+    let agree = |left: &str, right: &str| end(&answer(left), &answer(right), &Rules::default());
+    assert_eq!(agree("read 0,5 by A", "read 3,5 by ofd"), "agreed");
+    for wrong in ["read 0,4 by A", "write 0,5 by A", "read 0,5 by B", "free"] {
+        assert!(
+            agree("read 0,5 by A", wrong).starts_with("line 8: C posix?"),
+            "{wrong}"
+        );
+    }
+}
+
+/// B and C wait for two locks of A, and one unlock lets both go.
+fn race(b: &str, c: &str, winner: &str) -> String {
+    format!(
+        "\
+A open f d rw
+B open f d rw
+C open f d rw
+A posix f write 0,5
+held d => posix write 0,5 A
+A posix f read 10,5
+held d => posix write 0,5 A; posix read 10,5 A
+B posix f write {b} wait => blocked
+C posix f write {c} wait => blocked
+A posix f unlock 0,0
+{winner} done
+"
+    )
+}
+
+#[test]
+fn of_two_that_wake_at_once_either_may_win() {
+    let told = |winner| race("4,4", "7,4", winner);
+    assert_eq!(end(&told("B"), &told("C"), &Rules::default()), "WakeRace");
+    assert_eq!(end(&told("C"), &told("B"), &Rules::default()), "WakeRace");
+}
+
+#[test]
+fn of_two_behind_the_same_lock_the_first_wins() {
+    let told = |winner| race("4,2", "4,3", winner);
+    let diverged = "line 11: B done\n  left:  ok\n  right: blocked";
+    assert_eq!(end(&told("B"), &told("C"), &Rules::default()), diverged);
+}
+
+#[test]
+fn a_waiter_that_is_granted_on_one_side_only_is_a_fault() {
+    let told = |winner| race("4,4", "8,4", winner);
+    let both = format!("{}C done\n", told("B"));
+    let diverged = "line 11: C blocked\n  left:  blocked\n  right: ok";
+    assert_eq!(end(&told("B"), &both, &Rules::default()), diverged);
+}
+
+#[test]
+fn a_listing_that_differs_is_a_fault() {
+    let head = "A open f d rw\nA posix f write 0,5\n";
+    let left = format!("{head}held d => posix write 0,5 A");
+    let right = format!("{head}held d => posix write 0,6 A");
+    let diverged = "line 3: held d\n  left:  posix write 0,5 A\n  right: posix write 0,6 A";
+    assert_eq!(end(&left, &right, &Rules::default()), diverged);
+}
+
+#[test]
+fn steps_after_which_linux_is_free_are_left_out() {
+    let waits = "\
+A open f d rw
+B open f d rw
+A flock f exclusive
+held d => flock write A
+B flock f shared wait => blocked
+waiting d => flock read B
+";
+    let count = |text: &str| compare(text, text, &Rules::default()).operations;
+    assert_eq!(count(&format!("{waits}B signal\nB done => EINTR")), 6);
+    assert_eq!(
+        count(&format!("{waits}A flock f shared")),
+        4,
+        "a conversion while another waits"
+    );
+    assert_eq!(
+        count(&format!("{waits}B signal restart")),
+        5,
+        "nobody else waits"
+    );
+    let third = format!("{waits}C open g d rw\nC flock g shared wait => blocked\n");
+    assert_eq!(
+        count(&format!("{third}B signal restart")),
+        6,
+        "C waits as well"
+    );
+    assert_eq!(
+        count(&format!("{waits}B close f\nD fork D")),
+        4,
+        "what makes no sense"
+    );
+}
+
+#[test]
+fn what_was_run_is_a_script() {
+    let told = race("4,2", "4,3", "B");
+    let comparison = compare(&told, &told, &Rules::default());
+    assert_eq!(comparison.end, End::Agreed);
+    let script = Script::of("told", comparison.transcript);
+    assert_eq!(script, Script::parse("told", &told).unwrap());
+    assert_ne!(comparison.end, End::Free(Freedom::WakeRace));
+}
