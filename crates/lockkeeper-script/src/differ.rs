@@ -21,8 +21,9 @@
 //!
 //! - *which conflict*: a query may name any granted lock that is in the way.
 //! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same
-//!   locks; either may win. Waiters stopped by the same locks are granted in the order in which they came,
-//!   and a difference there is none that is accepted.
+//!   locks; either may win, and others with it or because of it. The same holds where an earlier step has
+//!   let both go and both had to wait again: either may be queued before the other. Waiters stopped by the
+//!   same locks all along are granted in the order in which they came, and no other order is accepted.
 //! - *cycle*: one side says EDEADLK where the other waits, a search of everything held and awaited
 //!   (the [oracle](Rules::cycle)) finds the cycle, and the side that waits does not claim to be
 //!   [exact](Rules::exact).
@@ -194,6 +195,8 @@ pub struct Scene {
     takers: HashMap<usize, Actor>,
     /// Descriptions that have had a flock.
     flocked: HashSet<usize>,
+    /// Waiting actors, in pairs, of whose requests either may be queued before the other.
+    unordered: HashSet<(Actor, Actor)>,
 }
 
 impl Scene {
@@ -209,6 +212,63 @@ impl Scene {
             let shape = (request.kind, request.lock_type, request.span);
             !own && in_the_way(shape, (item.kind, item.lock_type, item.span))
         })
+    }
+
+    /// Whether two requests that conflict may be let go at once: they are not stopped by the same locks,
+    /// or have been let go at once before.
+    fn may_race(&self, a: &Request, b: &Request) -> bool {
+        a.conflicts(b)
+            && (self.unordered.contains(&(a.actor.clone(), b.actor.clone()))
+                || !self.blockers(a).eq(self.blockers(b)))
+    }
+
+    /// The requests, each with the locks in its way.
+    fn stopped(&self) -> Vec<(Request, Vec<Item>)> {
+        let with_blockers = |request: &Request| {
+            let blockers = self.blockers(request).cloned().collect();
+            (request.clone(), blockers)
+        };
+        self.requests.iter().map(with_blockers).collect()
+    }
+
+    /// Takes note of the requests that a step has let go, and that wait again. `before` is how they were
+    /// [stopped](Scene::stopped), and those of the pairs in `races` could race then.
+    fn reorder(&mut self, before: &[(Request, Vec<Item>)], races: Vec<(Actor, Actor)>) {
+        let waits = |actor: &Actor| {
+            let mut requests = self.requests.iter();
+            requests.find(|request| request.actor == *actor)
+        };
+        let let_go = |actor: &Actor| {
+            let mut before = before.iter().filter(|(request, _)| request.actor == *actor);
+            let stopped = before.next();
+            stopped
+                .zip(waits(actor))
+                .is_some_and(|((earlier, blockers), request)| {
+                    let now: Vec<&Item> = self.blockers(request).collect();
+                    earlier == request && blockers.iter().any(|blocker| !now.contains(&blocker))
+                })
+        };
+        let together: Vec<_> = races
+            .into_iter()
+            .filter(|(a, b)| let_go(a) && let_go(b))
+            .collect();
+        let mut unordered = std::mem::take(&mut self.unordered);
+        unordered.extend(together);
+        unordered.retain(|(a, b)| waits(a).is_some() && waits(b).is_some());
+        self.unordered = unordered;
+    }
+
+    /// The pairs of waiting actors whose requests may race.
+    fn races(&self) -> Vec<(Actor, Actor)> {
+        let mut races = Vec::new();
+        for a in &self.requests {
+            for b in &self.requests {
+                if self.may_race(a, b) {
+                    races.push((a.actor.clone(), b.actor.clone()));
+                }
+            }
+        }
+        races
     }
 
     /// Whether the owner of a POSIX request waits, over any number of owners, for itself.
@@ -424,9 +484,13 @@ impl Run<'_> {
         if let (Step::Act { actor, .. }, Outcome::Blocked) = (step, &left) {
             self.blocked.push(actor.clone());
         }
+        let before = self.scene.stopped();
+        let races = self.scene.races();
         self.write(step, left);
         self.collect()?;
-        self.list()
+        self.list()?;
+        self.scene.reorder(&before, races);
+        Ok(())
     }
 
     /// Asks both sides.
@@ -552,19 +616,24 @@ impl Run<'_> {
             [Outcome::Blocked, Outcome::Ok] => Some(1),
             _ => None,
         };
-        let raced = differing.iter().all(|(actor, outcomes)| {
-            let (Some(won), Some(mine)) = (winner_side(outcomes), request(actor)) else {
-                return false;
-            };
-            differing.iter().any(|(rival, outcomes)| {
-                let Some(theirs) = request(rival) else {
-                    return false;
-                };
-                winner_side(outcomes).is_some_and(|side| side != won)
-                    && mine.conflicts(theirs)
-                    && !self.scene.blockers(mine).eq(self.scene.blockers(theirs))
-            })
-        });
+        // The rivals of a call: those that conflict with it and have won on the other side.
+        let rivals = |actor: &Actor, outcomes: &[Outcome; 2]| {
+            let (won, mine) = (winner_side(outcomes)?, request(actor)?);
+            let rivals: Vec<(&Request, &Request)> = differing
+                .iter()
+                .filter(|(_, outcomes)| winner_side(outcomes).is_some_and(|side| side != won))
+                .filter_map(|(rival, _)| request(rival))
+                .filter(|theirs| mine.conflicts(theirs))
+                .map(|theirs| (mine, theirs))
+                .collect();
+            (!rivals.is_empty()).then_some(rivals)
+        };
+        let all: Option<Vec<_>> = differing
+            .iter()
+            .map(|(actor, outcomes)| rivals(actor, outcomes))
+            .collect();
+        let mut pairs = all?.into_iter().flatten();
+        let raced = pairs.any(|(mine, theirs)| self.scene.may_race(mine, theirs));
         raced.then_some(Freedom::WakeRace)
     }
 

@@ -8,7 +8,9 @@
 //!
 //! The weights favour what lock managers get wrong: few files and few distinct ends of ranges, so that
 //! ranges overlap, touch and coincide; the last bytes of the offset space; upgrades and downgrades; waits,
-//! and their end by signal, close, kill and exec; descriptions shared by dup and fork.
+//! and their end by signal, close, kill and exec; rings of owners that wait for each other; descriptions
+//! shared by dup and fork. Scripts with leases have more files and few descriptors, since every other open
+//! of a file stands in a lease's way, and take most leases right after an open.
 //!
 //! Not generated: `break-time` and `pass`, since a lease whose time runs out meanwhile makes results depend
 //! on the clock; `link`, which is the same file; bad arguments, which tests of their own cover.
@@ -42,24 +44,27 @@ impl Default for Settings {
 
 /// The script with this number of a seed.
 pub fn script(seed: u64, number: u64, settings: &Settings) -> Vec<Step> {
+    let mut random = Random::new(seed, number);
+    let leases = random.chance(settings.leases);
+    let files = settings.files.max(1) + if leases { 2 } else { 0 };
     let mut author = Author {
-        random: Random::new(seed, number),
+        random,
+        leases,
         actors: Vec::new(),
         processes: Vec::new(),
-        files: (1..=settings.files.max(1))
+        files: (1..=files)
             .filter_map(|number| FileName::new(&format!("d{number}")))
             .collect(),
         born: 0,
         descriptors: 0,
         steps: Vec::new(),
     };
-    let leases = author.random.chance(settings.leases);
     for _ in 0..settings.actors.max(1) {
         author.newcomer();
     }
     let end = author.steps.len() + settings.steps;
     while author.steps.len() < end {
-        author.write(leases);
+        author.write();
     }
     author.steps
 }
@@ -85,10 +90,11 @@ enum Kind {
     OpenNonblock,
     Notified,
     Resize,
+    Ring,
 }
 
 /// How often each kind of step comes, in a script without leases.
-const WEIGHTS: [(usize, Kind); 14] = [
+const WEIGHTS: [(usize, Kind); 15] = [
     (400, Kind::Posix),
     (150, Kind::Ofd),
     (90, Kind::Flock),
@@ -103,30 +109,50 @@ const WEIGHTS: [(usize, Kind); 14] = [
     (4, Kind::Exec),
     (14, Kind::End),
     (50, Kind::Signal),
+    (25, Kind::Ring),
 ];
 
 /// The same with leases. Opens and closes decide over them.
 const LEASE_WEIGHTS: [(usize, Kind); 13] = [
     (200, Kind::Lease),
-    (80, Kind::AskLease),
-    (120, Kind::OpenNonblock),
-    (120, Kind::Open),
-    (160, Kind::Close),
+    (60, Kind::AskLease),
+    (90, Kind::OpenNonblock),
+    (70, Kind::Open),
+    (220, Kind::Close),
     (20, Kind::Dup),
     (60, Kind::Notified),
     (20, Kind::Resize),
-    (15, Kind::Fork),
+    (8, Kind::Fork),
     (10, Kind::Thread),
     (5, Kind::Exec),
-    (20, Kind::End),
+    (15, Kind::End),
     (30, Kind::Signal),
 ];
 
-const STARTS: [i64; 10] = [0, 0, 1, 5, 10, 15, 20, 30, i64::MAX - 1, i64::MAX];
-const LENGTHS: [i64; 9] = [0, 1, 1, 5, 5, 10, 10, 20, -5];
+/// Where ranges begin, and how long they are, each as often as its weight.
+const STARTS: [(usize, i64); 9] = [
+    (25, 0),
+    (5, 1),
+    (20, 5),
+    (20, 10),
+    (10, 15),
+    (10, 20),
+    (5, 30),
+    (3, i64::MAX - 1),
+    (3, i64::MAX),
+];
+const LENGTHS: [(usize, i64); 6] = [(12, 0), (30, 1), (30, 5), (20, 10), (8, 20), (3, -5)];
+
+const WHOLE_FILE: Range = Range {
+    base: Base::Start,
+    start: 0,
+    len: 0,
+};
 
 struct Author {
     random: Random,
+    /// The script has leases.
+    leases: bool,
     /// Those who live, as far as the script decides, with the index of their process.
     actors: Vec<(Actor, usize)>,
     /// By process: the descriptors that it may have open, with the index of their file.
@@ -143,6 +169,9 @@ impl Author {
         self.processes.push(Vec::new());
         self.actors.push((actor, self.processes.len() - 1));
         let newest = self.actors.len() - 1;
+        if self.leases {
+            return;
+        }
         for file in 0..self.files.len() {
             self.open(newest, file, false);
         }
@@ -173,11 +202,18 @@ impl Author {
         let Some(fd) = self.new_descriptor() else {
             return;
         };
-        let access = self.random.weighted(&[
-            (6, Access::ReadWrite),
-            (2, Access::Read),
-            (1, Access::Write),
-        ]);
+        let access = match self.leases {
+            true => self.random.weighted(&[
+                (6, Access::Read),
+                (2, Access::ReadWrite),
+                (2, Access::Write),
+            ]),
+            false => self.random.weighted(&[
+                (16, Access::ReadWrite),
+                (2, Access::Read),
+                (1, Access::Write),
+            ]),
+        };
         self.processes[self.actors[actor].1].push((fd.clone(), file));
         let file = self.files[file].clone();
         self.act(
@@ -192,8 +228,8 @@ impl Author {
     }
 
     /// Adds a step or two.
-    fn write(&mut self, leases: bool) {
-        let kind = match leases {
+    fn write(&mut self) {
+        let kind = match self.leases {
             true => self.random.weighted(&LEASE_WEIGHTS),
             false => self.random.weighted(&WEIGHTS),
         };
@@ -227,6 +263,15 @@ impl Author {
                 return self.act(actor, Verb::Signal { restart });
             }
             Kind::Notified => return self.act(actor, Verb::Notified),
+            Kind::Ring => return self.ring(),
+            Kind::Lease if self.random.chance(60) => {
+                self.open(actor, file, true);
+                let Some((fd, _)) = self.processes[process].last().cloned() else {
+                    return;
+                };
+                let lock_type = self.lock_type(0);
+                return self.act(actor, Verb::Lease { fd, lock_type });
+            }
             Kind::Resize => {
                 let file = self.files[file].clone();
                 return self.act(actor, Verb::Resize { file, size: 10 });
@@ -234,7 +279,7 @@ impl Author {
             _ => {}
         }
         if self.processes[process].is_empty() {
-            return self.open(actor, file, leases);
+            return self.open(actor, file, self.leases);
         }
         let at = self.random.below(self.processes[process].len());
         let (fd, file) = self.processes[process][at].clone();
@@ -302,8 +347,8 @@ impl Author {
             lock_type: RequestType::Known(lock_type),
             range: Range {
                 base,
-                start: self.random.pick(&STARTS),
-                len: self.random.pick(&LENGTHS),
+                start: self.random.weighted(&STARTS),
+                len: self.random.weighted(&LENGTHS),
             },
             pid: None,
         }
@@ -311,11 +356,45 @@ impl Author {
 
     fn set(&mut self, kind: RecordKind, fd: Descriptor) -> Verb {
         let lock_type = self.lock_type(35);
-        let record = self.record(kind, fd, lock_type);
+        let mut record = self.record(kind, fd, lock_type);
+        if lock_type == LockType::Unlock && self.random.chance(40) {
+            record.range = WHOLE_FILE;
+        }
         // A range that counts from elsewhere is not waited for: what waits must be known from the text.
         let waits = record.range.base == Base::Start && lock_type != LockType::Unlock;
         let wait = waits && self.random.chance(55);
         Verb::Set { record, wait }
+    }
+
+    /// Some actors each lock a byte of their own, and then wait for the next one's.
+    fn ring(&mut self) {
+        let length = self.actors.len().min(2 + self.random.below(3));
+        let first = self.random.below(self.actors.len());
+        let members: Vec<usize> = (0..length)
+            .map(|member| (first + member) % self.actors.len())
+            .collect();
+        for wait in [false, true] {
+            for (place, actor) in members.iter().enumerate() {
+                let descriptors = &self.processes[self.actors[*actor].1];
+                if descriptors.is_empty() {
+                    continue;
+                }
+                let fd = descriptors[self.random.below(descriptors.len())].0.clone();
+                let byte = if wait { (place + 1) % length } else { place };
+                let record = Record {
+                    kind: RecordKind::Posix,
+                    fd,
+                    lock_type: RequestType::Known(LockType::Write),
+                    range: Range {
+                        base: Base::Start,
+                        start: byte as i64,
+                        len: 1,
+                    },
+                    pid: None,
+                };
+                self.act(*actor, Verb::Set { record, wait });
+            }
+        }
     }
 
     fn fork(&mut self, actor: usize) {

@@ -204,6 +204,21 @@ fn of_two_that_wake_at_once_either_may_win() {
     assert_eq!(end(&told("C"), &told("B"), &Rules::default()), "WakeRace");
 }
 
+/// B and C wait for two locks of A; A's lock of all bytes lets both go, and both wait again for it.
+#[test]
+fn of_two_that_were_queued_anew_at_once_either_may_win() {
+    let told = |winner| {
+        let waits = race("4,4", "7,4", "B");
+        let head = waits
+            .strip_suffix("A posix f unlock 0,0\nB done\n")
+            .unwrap();
+        format!(
+            "{head}A posix f write 0,20\nheld d => posix write 0,20 A\nA posix f unlock 0,0\n{winner} done\n"
+        )
+    };
+    assert_eq!(end(&told("B"), &told("C"), &Rules::default()), "WakeRace");
+}
+
 #[test]
 fn of_two_behind_the_same_lock_the_first_wins() {
     let told = |winner| race("4,2", "4,3", winner);
