@@ -2,6 +2,8 @@
 
 #![deny(missing_docs)]
 
+mod doctor;
+mod mount;
 mod place;
 mod replay;
 
@@ -19,6 +21,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Show a folder elsewhere, with its file locks served by lockkeeper
+    Mount(mount::Arguments),
+    /// Say what this machine can do for a mount, and what to install
+    Doctor(doctor::Arguments),
     /// Run lock scripts and compare what each call returns
     Replay(replay::Arguments),
 }
@@ -32,7 +38,14 @@ fn main() -> ExitCode {
     {
         return lockkeeper_script::directory::actor_main(arguments);
     }
-    let result = match Cli::parse().command {
+    // mount(8) calls its helpers by their name.
+    let cli = match mount::helper_arguments(std::env::args_os()) {
+        Some(arguments) => Cli::parse_from(arguments),
+        None => Cli::parse(),
+    };
+    let result = match cli.command {
+        Command::Mount(arguments) => mount::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
     };
     result.unwrap_or_else(|error| {

@@ -23,7 +23,9 @@ fn main() {
     let result = Session::mount(&options, Arc::new(list_locks::ListLocks::default()))
         .map_err(|error| error.to_string())
         .and_then(|session| {
-            session.run(|settled| println!("{settled:?}")).map_err(|error| error.to_string())
+            session
+                .run(|settled| println!("{settled:?}"))
+                .map_err(|error| error.to_string())
         });
     if let Err(error) = result {
         eprintln!("passthrough: {error}");

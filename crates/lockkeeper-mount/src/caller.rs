@@ -13,7 +13,7 @@ use crate::owners::OwnerKind;
 
 /// fcntl(2) on this machine, and on its 32-bit sibling (`fcntl`, `fcntl64`), whose programs may run
 /// here too. A thread that waits for the answer to a lock request is in no other call.
-const FCNTL: [i64; 3] = [libc::SYS_fcntl as i64, 55, 221];
+const FCNTL: [libc::c_long; 3] = [libc::SYS_fcntl, 55, 221];
 
 /// How often to look again at a caller who has sent the request but not yet gone to sleep.
 const TRIES: u32 = 200;
@@ -26,7 +26,9 @@ pub struct CallerProbe {
 
 impl Default for CallerProbe {
     fn default() -> Self {
-        CallerProbe { allowed: AtomicBool::new(true) }
+        CallerProbe {
+            allowed: AtomicBool::new(true),
+        }
     }
 }
 
@@ -34,7 +36,9 @@ impl CallerProbe {
     /// A probe that never looks, as where `/proc` is closed to it.
     #[cfg(test)]
     pub fn blind() -> CallerProbe {
-        CallerProbe { allowed: AtomicBool::new(false) }
+        CallerProbe {
+            allowed: AtomicBool::new(false),
+        }
     }
 
     /// The kind of owner that thread `tid` names in the call it is parked in; `None` if that cannot
@@ -74,11 +78,13 @@ enum Parked {
 
 /// Reads a line like `72 0x3 0x26 0x7ffd… …`.
 fn parse(text: &[u8]) -> Parked {
-    let Ok(text) = std::str::from_utf8(text) else { return Parked::Elsewhere };
+    let Ok(text) = std::str::from_utf8(text) else {
+        return Parked::Elsewhere;
+    };
     let mut words = text.split_ascii_whitespace();
     let number = match words.next() {
         Some("running") => return Parked::NotYet,
-        Some(word) => word.parse::<i64>().ok(),
+        Some(word) => word.parse::<libc::c_long>().ok(),
         None => None,
     };
     if !number.is_some_and(|number| FCNTL.contains(&number)) {
@@ -103,13 +109,13 @@ fn parse(text: &[u8]) -> Parked {
 mod tests {
     use super::*;
 
-    fn line(number: i64, command: &str) -> Vec<u8> {
+    fn line(number: libc::c_long, command: &str) -> Vec<u8> {
         format!("{number} 0x3 {command} 0x7ffc0 0x0 0x0 0x0 0x7ffc8 0x7f00\n").into_bytes()
     }
 
     #[test]
     fn the_command_tells_ofd_from_posix() {
-        let fcntl = libc::SYS_fcntl as i64;
+        let fcntl = libc::SYS_fcntl;
         for (command, kind) in [
             ("0x5", OwnerKind::Process),
             ("0x6", OwnerKind::Process),
@@ -127,11 +133,17 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_answer() {
-        let fcntl = libc::SYS_fcntl as i64;
+        let fcntl = libc::SYS_fcntl;
         assert_eq!(parse(b"running\n"), Parked::NotYet);
-        for text in
-            [&b""[..], b"-1 0x0 0x0\n", b"0 0x3 0x26\n", b"72\n", b"72 0x3\n", b"72 0x3 zz\n", b"\xff\xfe"]
-        {
+        for text in [
+            &b""[..],
+            b"-1 0x0 0x0\n",
+            b"0 0x3 0x26\n",
+            b"72\n",
+            b"72 0x3\n",
+            b"72 0x3 zz\n",
+            b"\xff\xfe",
+        ] {
             assert_eq!(parse(text), Parked::Elsewhere, "{text:?}");
         }
         assert_eq!(parse(&line(fcntl, "0x1")), Parked::Elsewhere);

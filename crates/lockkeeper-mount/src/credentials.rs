@@ -33,8 +33,8 @@ impl Identity {
     /// Looks at what this process may do.
     pub fn detect() -> Identity {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
-        let able = rustix::thread::capabilities(None)
-            .is_ok_and(|sets| sets.effective.contains(needed));
+        let able =
+            rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
         if able && rustix::process::geteuid().is_root() {
             Identity::Switching
         } else {
@@ -47,7 +47,11 @@ impl Identity {
     /// # Errors
     /// `EPERM` if the rights cannot be taken on; nothing may be done on the caller's behalf then.
     pub fn act_as(self, caller: &Caller) -> Result<Acting, Errno> {
-        let mut acting = Acting { uid: false, gid: false, groups: false };
+        let mut acting = Acting {
+            uid: false,
+            gid: false,
+            groups: false,
+        };
         if self == Identity::Fixed || (caller.uid == 0 && caller.gid == 0) {
             return Ok(acting);
         }
@@ -119,7 +123,9 @@ fn supplementary_groups(caller: &Caller) -> Vec<Gid> {
 }
 
 fn parse_groups(status: &str) -> Option<Vec<Gid>> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Groups:"))?;
     line.split_ascii_whitespace()
         .take(MOST_GROUPS)
         .map(|gid| gid.parse().ok().map(Gid::from_raw))
@@ -133,10 +139,16 @@ mod tests {
     #[test]
     fn groups_are_read_from_the_status_file() {
         let status = "Name:\tx\nUid:\t0\t0\t0\t0\nGroups:\t4 24 1000 \nNStgid:\t1\n";
-        let groups: Vec<u32> =
-            parse_groups(status).expect("has groups").iter().map(|gid| gid.as_raw()).collect();
+        let groups: Vec<u32> = parse_groups(status)
+            .expect("has groups")
+            .iter()
+            .map(|gid| gid.as_raw())
+            .collect();
         assert_eq!(groups, [4, 24, 1000]);
-        assert_eq!(parse_groups("Groups:\t \n").map(|groups| groups.len()), Some(0));
+        assert_eq!(
+            parse_groups("Groups:\t \n").map(|groups| groups.len()),
+            Some(0)
+        );
         assert_eq!(parse_groups("Name:\tx\n"), None);
         assert_eq!(parse_groups("Groups:\tmany\n"), None);
     }

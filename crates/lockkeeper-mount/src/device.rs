@@ -91,7 +91,11 @@ impl Device {
             unique,
         };
         // No message has more than three parts, header included.
-        let mut slices = [IoSlice::new(header.as_bytes()), IoSlice::new(&[]), IoSlice::new(&[])];
+        let mut slices = [
+            IoSlice::new(header.as_bytes()),
+            IoSlice::new(&[]),
+            IoSlice::new(&[]),
+        ];
         let mut used = 1;
         for part in parts.iter().filter(|part| !part.is_empty()) {
             *slices.get_mut(used).ok_or(Errno::INVAL)? = IoSlice::new(part);

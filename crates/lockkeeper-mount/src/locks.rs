@@ -196,12 +196,17 @@ impl DeferredReply {
     }
 
     fn finish_with(&mut self, result: Result<(), Errno>) {
-        let Some(finish) = self.finish.take() else { return };
+        let Some(finish) = self.finish.take() else {
+            return;
+        };
         let interrupted = self.desk.settle(self.id, result.is_ok());
         let result = match result {
             // Sent unasked, it would reach the program as errno 512.
             Err(Errno::INTR) if !interrupted => {
-                tracing::error!(id = self.id.0, "EINTR for a request that nobody interrupted");
+                tracing::error!(
+                    id = self.id.0,
+                    "EINTR for a request that nobody interrupted"
+                );
                 Err(Errno::IO)
             }
             other => other,
@@ -218,7 +223,9 @@ impl Drop for DeferredReply {
 
 impl fmt::Debug for DeferredReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeferredReply").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("DeferredReply")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }
 
@@ -250,9 +257,13 @@ impl Ledger {
     /// Takes a reply off the books; whether its request was interrupted.
     fn settle(&self, id: RequestId, granted: bool) -> bool {
         let mut books = lock(&self.0);
-        let Some(owed) = books.owed.remove(&id) else { return false };
+        let Some(owed) = books.owed.remove(&id) else {
+            return false;
+        };
         if let Some(wait) = owed.wait {
-            books.owners.wait_ends(wait.handle, wait.file, wait.value, granted);
+            books
+                .owners
+                .wait_ends(wait.handle, wait.file, wait.value, granted);
         }
         owed.interrupted
     }
@@ -268,14 +279,21 @@ pub struct LockDesk {
 
 impl fmt::Debug for LockDesk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockDesk").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("LockDesk")
+            .field("ledger", &self.ledger)
+            .finish_non_exhaustive()
     }
 }
 
 impl LockDesk {
     /// A desk that answers through `device`.
     pub fn new(service: Arc<dyn LockService>, probe: CallerProbe, device: Arc<Device>) -> LockDesk {
-        LockDesk { service, ledger: Arc::default(), probe, device }
+        LockDesk {
+            service,
+            ledger: Arc::default(),
+            probe,
+            device,
+        }
     }
 
     /// The lock manager behind the desk.
@@ -312,9 +330,14 @@ impl LockDesk {
             let known = owners.peek(asked.handle, asked.value, kind);
             known.unwrap_or_else(|| owners.nobody(kind))
         };
-        let found = self.service.getlk(&asked.request(unique, file, owner, caller.tid))?;
+        let found = self
+            .service
+            .getlk(&asked.request(unique, file, owner, caller.tid))?;
         Ok(match found {
-            None => abi::FileLock { kind: wire_kind(LockKind::Unlock), ..args.lk },
+            None => abi::FileLock {
+                kind: wire_kind(LockKind::Unlock),
+                ..args.lk
+            },
             Some(found) => abi::FileLock {
                 start: found.range.start.min(OFFSET_MAX),
                 // Anything above is EIO to the client.
@@ -337,12 +360,16 @@ impl LockDesk {
             return self.device.reply(unique, result.map(|()| &[][..]));
         }
         let kind = self.kind_of(&asked, caller);
-        let owner =
-            lock(&self.ledger.0).owners.resolve(asked.handle, file, asked.value, kind);
+        let owner = lock(&self.ledger.0)
+            .owners
+            .resolve(asked.handle, file, asked.value, kind);
         let request = asked.request(unique, file, owner, caller.tid);
         if wait {
-            let process_wait = (kind == OwnerKind::Process)
-                .then_some(Wait { handle: asked.handle, file, value: asked.value });
+            let process_wait = (kind == OwnerKind::Process).then_some(Wait {
+                handle: asked.handle,
+                file,
+                value: asked.value,
+            });
             let device = self.device.clone();
             let reply = self.owe(
                 request.id,
@@ -374,7 +401,9 @@ impl LockDesk {
         };
         match owner {
             None => Ok(()),
-            Some(owner) => self.service.setlk(&asked.request(unique, file, owner, caller.tid)),
+            Some(owner) => self
+                .service
+                .setlk(&asked.request(unique, file, owner, caller.tid)),
         }
     }
 
@@ -382,7 +411,9 @@ impl LockDesk {
         if asked.flock {
             return OwnerKind::OpenFile;
         }
-        let known = lock(&self.ledger.0).owners.known_kind(asked.handle, asked.value);
+        let known = lock(&self.ledger.0)
+            .owners
+            .known_kind(asked.handle, asked.value);
         known
             .or_else(|| self.probe.owner_kind(caller.tid))
             .unwrap_or(OwnerKind::Process)
@@ -393,9 +424,19 @@ impl LockDesk {
         if let Some(wait) = &wait {
             books.owners.wait_begins(wait.file, wait.value);
         }
-        books.owed.insert(id, Owed { wait, interrupted: false });
+        books.owed.insert(
+            id,
+            Owed {
+                wait,
+                interrupted: false,
+            },
+        );
         drop(books);
-        DeferredReply { id, desk: self.ledger.clone(), finish: Some(finish) }
+        DeferredReply {
+            id,
+            desk: self.ledger.clone(),
+            finish: Some(finish),
+        }
     }
 
     /// INTERRUPT. The kernel may name a request that is answered, or one that was never a lock's.
@@ -416,7 +457,9 @@ impl LockDesk {
     /// FLUSH, which is answered here.
     pub fn flush(&self, unique: u64, file: Result<FileId, Errno>, args: &abi::FlushIn) {
         if let Ok(file) = file {
-            let loss = lock(&self.ledger.0).owners.flush(file, OwnerValue(args.lock_owner));
+            let loss = lock(&self.ledger.0)
+                .owners
+                .flush(file, OwnerValue(args.lock_owner));
             if let Some(Loss { file, owner }) = loss {
                 self.service.close_owner(file, owner);
             }
@@ -440,7 +483,10 @@ impl LockDesk {
             let process = io
                 .lock_owner
                 .and_then(|value| owners.peek(io.handle, OwnerValue(value), OwnerKind::Process));
-            (process, owners.peek(io.handle, OwnerValue(0), OwnerKind::OpenFile))
+            (
+                process,
+                owners.peek(io.handle, OwnerValue(0), OwnerKind::OpenFile),
+            )
         };
         let reply = self.owe(id, None, finish);
         self.service.admit_io(
@@ -505,7 +551,10 @@ impl Asked {
             _ => return Err(Errno::INVAL),
         };
         // "To the end" is i64::MAX from this kernel; other clients of the protocol say u64::MAX.
-        let range = Range { start: args.lk.start, end: args.lk.end.min(OFFSET_MAX) };
+        let range = Range {
+            start: args.lk.start,
+            end: args.lk.end.min(OFFSET_MAX),
+        };
         if range.start > range.end {
             return Err(Errno::INVAL);
         }
@@ -515,7 +564,10 @@ impl Asked {
             flock: args.lk_flags & abi::LK_FLOCK != 0,
             kind,
             range: if args.lk_flags & abi::LK_FLOCK != 0 {
-                Range { start: 0, end: OFFSET_MAX }
+                Range {
+                    start: 0,
+                    end: OFFSET_MAX,
+                }
             } else {
                 range
             },

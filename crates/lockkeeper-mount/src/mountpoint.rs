@@ -62,7 +62,9 @@ pub enum MountError {
     )]
     NoDevice,
     /// The device may not be opened.
-    #[error("cannot open /dev/fuse: {0}; it should be readable and writable by you (chmod 666 /dev/fuse)")]
+    #[error(
+        "cannot open /dev/fuse: {0}; it should be readable and writable by you (chmod 666 /dev/fuse)"
+    )]
     DeviceDenied(io::Error),
     /// No fusermount3.
     #[error(
@@ -81,7 +83,9 @@ pub enum MountError {
         error: io::Error,
     },
     /// A dead mount is in the way.
-    #[error("a dead mount is on {mountpoint} and cannot be removed: {error}; try umount -l {mountpoint}")]
+    #[error(
+        "a dead mount is on {mountpoint} and cannot be removed: {error}; try umount -l {mountpoint}"
+    )]
     Dead {
         /// Where.
         mountpoint: PathBuf,
@@ -107,13 +111,18 @@ pub struct Prepared {
 ///
 /// # Errors
 /// [`MountError`], naming the folder.
-pub fn prepare(source: &Path, mountpoint: &Path) -> Result<(PathBuf, PathBuf, Prepared), MountError> {
+pub fn prepare(
+    source: &Path,
+    mountpoint: &Path,
+) -> Result<(PathBuf, PathBuf, Prepared), MountError> {
     let mut prepared = Prepared::default();
     match fs::symlink_metadata(mountpoint).and_then(|_| fs::metadata(mountpoint)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
             let absolute = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.into());
-            unmount(&absolute, Unmount::Lazy)
-                .map_err(|error| MountError::Dead { mountpoint: mountpoint.into(), error })?;
+            unmount(&absolute, Unmount::Lazy).map_err(|error| MountError::Dead {
+                mountpoint: mountpoint.into(),
+                error,
+            })?;
             prepared.replaced_dead_mount = true;
         }
         _ => {}
@@ -121,22 +130,33 @@ pub fn prepare(source: &Path, mountpoint: &Path) -> Result<(PathBuf, PathBuf, Pr
     let source = folder(source, &mut prepared)?;
     let mountpoint = folder(mountpoint, &mut prepared)?;
     if mountpoint != source && mountpoint.starts_with(&source) {
-        return Err(MountError::Recursive { source_dir: source, mountpoint });
+        return Err(MountError::Recursive {
+            source_dir: source,
+            mountpoint,
+        });
     }
-    if mounts().iter().any(|mount| mount.path == mountpoint && mount.fs_type == FS_TYPE) {
+    if mounts()
+        .iter()
+        .any(|mount| mount.path == mountpoint && mount.fs_type == FS_TYPE)
+    {
         return Err(MountError::AlreadyMounted(mountpoint));
     }
     Ok((source, mountpoint, prepared))
 }
 
 fn folder(path: &Path, prepared: &mut Prepared) -> Result<PathBuf, MountError> {
-    let unusable = |error| MountError::Unusable { path: path.into(), error };
+    let unusable = |error| MountError::Unusable {
+        path: path.into(),
+        error,
+    };
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Err(MountError::NotAFolder(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(path)
-                .map_err(|error| MountError::Create { path: path.into(), error })?;
+            fs::create_dir_all(path).map_err(|error| MountError::Create {
+                path: path.into(),
+                error,
+            })?;
             prepared.created.push(path.into());
         }
         Err(error) => return Err(unusable(error)),
@@ -201,7 +221,10 @@ fn mount_directly(source: &Path, mountpoint: &Path, flags: &Flags) -> Result<Own
     mount_flags.set(MountFlags::NOSUID, !flags.suid);
     mount_flags.set(MountFlags::NODEV, !flags.dev);
     mount_flags.set(MountFlags::NOEXEC, !flags.exec);
-    let refused = |error: io::Error| MountError::Mount { mountpoint: mountpoint.into(), error };
+    let refused = |error: io::Error| MountError::Mount {
+        mountpoint: mountpoint.into(),
+        error,
+    };
     let data = CString::new(data).map_err(|error| refused(error.into()))?;
     rustix::mount::mount(source, mountpoint, FS_TYPE, mount_flags, &*data)
         .map_err(|errno| refused(errno.into()))?;
@@ -230,9 +253,13 @@ fn mount_by_helper(source: &Path, mountpoint: &Path, flags: &Flags) -> Result<Ow
             options.push(option);
         }
     }
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(prepare)?;
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(prepare)?;
     // The helper sends the device over the socket it is told of: its standard input.
     let child = Command::new("fusermount3")
         .arg("-o")
@@ -249,13 +276,18 @@ fn mount_by_helper(source: &Path, mountpoint: &Path, flags: &Flags) -> Result<Ow
             _ => MountError::Fusermount(error.to_string()),
         })?;
     let device = receive_fd(&ours);
-    let output =
-        child.wait_with_output().map_err(|error| MountError::Fusermount(error.to_string()))?;
+    let output = child
+        .wait_with_output()
+        .map_err(|error| MountError::Fusermount(error.to_string()))?;
     match device {
         Ok(Some(device)) if output.status.success() => Ok(device),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let mut said = said.trim().trim_start_matches("fusermount3:").trim().to_owned();
+            let mut said = said
+                .trim()
+                .trim_start_matches("fusermount3:")
+                .trim()
+                .to_owned();
             if said.is_empty() {
                 said = format!("it ended with {}", output.status);
             }
@@ -346,7 +378,9 @@ pub struct MountEntry {
 /// All mounts of this process's mount namespace; none if `/proc` is not there.
 pub fn mounts() -> Vec<MountEntry> {
     let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    text.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).collect()
+    text.split(|&byte| byte == b'\n')
+        .filter_map(parse_mountinfo)
+        .collect()
 }
 
 fn parse_mountinfo(line: &[u8]) -> Option<MountEntry> {
@@ -359,7 +393,12 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountEntry> {
     let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
     let fs_type = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = unescape(rest.next()?);
-    Some(MountEntry { dev, path, fs_type, source })
+    Some(MountEntry {
+        dev,
+        path,
+        fs_type,
+        source,
+    })
 }
 
 /// Undoes the octal escapes of white space and backslashes.
@@ -403,7 +442,12 @@ mod tests {
                 source: "/src".into(),
             })
         );
-        for bad in [&b""[..], b"1 2 3", b"1 2 a:b / / rw - x y", b"1 2 0:1 / /p rw"] {
+        for bad in [
+            &b""[..],
+            b"1 2 3",
+            b"1 2 a:b / / rw - x y",
+            b"1 2 0:1 / /p rw",
+        ] {
             assert_eq!(parse_mountinfo(bad), None);
         }
     }
@@ -413,13 +457,19 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp folder");
         let source = temp.path().join("data");
         let inside = source.join("mnt");
-        assert!(matches!(prepare(&source, &inside), Err(MountError::Recursive { .. })));
+        assert!(matches!(
+            prepare(&source, &inside),
+            Err(MountError::Recursive { .. })
+        ));
         let outside = temp.path().join("deep/mnt");
         let (_, mountpoint, prepared) = prepare(&source, &outside).expect("prepared");
         assert!(mountpoint.is_absolute() && mountpoint.is_dir());
         assert_eq!(prepared.created, [outside]);
         let file = temp.path().join("file");
         fs::write(&file, "").expect("written");
-        assert!(matches!(prepare(&file, &mountpoint), Err(MountError::NotAFolder(_))));
+        assert!(matches!(
+            prepare(&file, &mountpoint),
+            Err(MountError::NotAFolder(_))
+        ));
     }
 }

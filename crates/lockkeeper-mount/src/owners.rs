@@ -121,7 +121,10 @@ impl Owners {
 
     /// An owner that nobody is and that holds nothing: for queries by an owner not known here.
     pub fn nobody(&mut self, kind: OwnerKind) -> Owner {
-        Owner { kind, id: self.fresh() }
+        Owner {
+            kind,
+            id: self.fresh(),
+        }
     }
 
     /// The owner of a request for a lock through `handle`, open on `file`; notes the use.
@@ -154,14 +157,18 @@ impl Owners {
     }
 
     fn note_use(&mut self, handle: HandleId, file: FileId, value: OwnerValue, id: u64) {
-        let process = self
-            .processes
-            .entry(value)
-            .or_insert_with(|| Process { id, files: HashMap::new() });
+        let process = self.processes.entry(value).or_insert_with(|| Process {
+            id,
+            files: HashMap::new(),
+        });
         let uses = process.files.entry(file).or_default();
         if !uses.handles.contains(&handle) {
             uses.handles.push(handle);
-            self.handles.entry(handle).or_default().processes.push(value);
+            self.handles
+                .entry(handle)
+                .or_default()
+                .processes
+                .push(value);
         }
     }
 
@@ -174,7 +181,9 @@ impl Owners {
 
     /// The wait is over. Where the lock was granted, this is a use of the handle (again).
     pub fn wait_ends(&mut self, handle: HandleId, file: FileId, value: OwnerValue, granted: bool) {
-        let Some(process) = self.processes.get_mut(&value) else { return };
+        let Some(process) = self.processes.get_mut(&value) else {
+            return;
+        };
         let id = process.id;
         if let Some(uses) = process.files.get_mut(&file) {
             uses.waits = uses.waits.saturating_sub(1);
@@ -195,23 +204,47 @@ impl Owners {
             self.end_use(handle, value);
         }
         self.tidy(file, value);
-        Some(Loss { file, owner: Owner { kind: OwnerKind::Process, id } })
+        Some(Loss {
+            file,
+            owner: Owner {
+                kind: OwnerKind::Process,
+                id,
+            },
+        })
     }
 
     /// RELEASE: the open file description `handle` of `file` is gone. Who loses what.
     pub fn release(&mut self, handle: HandleId, file: FileId) -> Vec<Loss> {
-        let Some(gone) = self.handles.remove(&handle) else { return Vec::new() };
+        let Some(gone) = self.handles.remove(&handle) else {
+            return Vec::new();
+        };
         let mut drops = Vec::new();
         if let Some(id) = gone.owner {
-            drops.push(Loss { file, owner: Owner { kind: OwnerKind::OpenFile, id } });
+            drops.push(Loss {
+                file,
+                owner: Owner {
+                    kind: OwnerKind::OpenFile,
+                    id,
+                },
+            });
         }
         for value in gone.processes {
-            let Some(process) = self.processes.get_mut(&value) else { continue };
+            let Some(process) = self.processes.get_mut(&value) else {
+                continue;
+            };
             let id = process.id;
-            let Some(uses) = process.files.get_mut(&file) else { continue };
+            let Some(uses) = process.files.get_mut(&file) else {
+                continue;
+            };
             uses.handles.retain(|&used| used != handle);
             if uses.handles.is_empty() && uses.waits == 0 {
-                drops.push(Loss { file, owner: Owner { kind: OwnerKind::Process, id } });
+                drops.push(Loss {
+                    file,
+                    owner: Owner {
+                        kind: OwnerKind::Process,
+                        id,
+                    },
+                });
                 self.tidy(file, value);
             }
         }
@@ -229,8 +262,14 @@ impl Owners {
 
     /// Forgets what nothing refers to any more.
     fn tidy(&mut self, file: FileId, value: OwnerValue) {
-        let Some(process) = self.processes.get_mut(&value) else { return };
-        if process.files.get(&file).is_some_and(|uses| uses.handles.is_empty() && uses.waits == 0) {
+        let Some(process) = self.processes.get_mut(&value) else {
+            return;
+        };
+        if process
+            .files
+            .get(&file)
+            .is_some_and(|uses| uses.handles.is_empty() && uses.waits == 0)
+        {
             process.files.remove(&file);
         }
         if process.files.is_empty() {
@@ -250,14 +289,23 @@ impl Owners {
             assert!(!process.files.is_empty(), "{value:?} has no use");
             assert!(process.id <= self.last_id);
             for (file, uses) in &process.files {
-                assert!(!uses.handles.is_empty() || uses.waits > 0, "{value:?} {file:?} unused");
+                assert!(
+                    !uses.handles.is_empty() || uses.waits > 0,
+                    "{value:?} {file:?} unused"
+                );
                 for handle in &uses.handles {
-                    assert!(self.handles[handle].processes.contains(value), "{handle:?} {value:?}");
+                    assert!(
+                        self.handles[handle].processes.contains(value),
+                        "{handle:?} {value:?}"
+                    );
                 }
             }
         }
         for (handle, open_file) in &self.handles {
-            assert!(open_file.owner.is_some() || !open_file.processes.is_empty(), "{handle:?} idle");
+            assert!(
+                open_file.owner.is_some() || !open_file.processes.is_empty(),
+                "{handle:?} idle"
+            );
             assert_eq!(open_file.owner.is_some(), open_file.value.is_some());
             for value in &open_file.processes {
                 let uses: usize = self.processes[value]
@@ -286,7 +334,10 @@ mod tests {
     const C: OwnerValue = OwnerValue(200);
 
     fn drops(drops: &[Loss]) -> Vec<(FileId, u64)> {
-        drops.iter().map(|drop| (drop.file, drop.owner.id)).collect()
+        drops
+            .iter()
+            .map(|drop| (drop.file, drop.owner.id))
+            .collect()
     }
 
     #[test]
@@ -317,7 +368,10 @@ mod tests {
     #[test]
     fn several_owners_of_one_handle_lose_their_own_locks_only() {
         let mut owners = Owners::default();
-        let (parent, child) = (owners.resolve(H1, A, P, Process), owners.resolve(H1, A, C, Process));
+        let (parent, child) = (
+            owners.resolve(H1, A, P, Process),
+            owners.resolve(H1, A, C, Process),
+        );
         let handle = owners.resolve(H1, A, OwnerValue(300), OpenFile);
         assert_ne!(parent, child);
         assert_eq!(owners.flush(A, C).map(|drop| drop.owner), Some(child));
@@ -331,10 +385,21 @@ mod tests {
     fn closing_any_descriptor_of_a_file_drops_all_of_the_process_there_and_nothing_elsewhere() {
         let mut owners = Owners::default();
         let owner = owners.resolve(H1, A, P, Process);
-        assert_eq!(owners.resolve(HandleId(3), B, P, Process), owner, "one process, one owner");
+        assert_eq!(
+            owners.resolve(HandleId(3), B, P, Process),
+            owner,
+            "one process, one owner"
+        );
         // H2 is another handle of A, through which nothing was locked: its FLUSH counts all the same.
-        assert_eq!(owners.flush(A, P).map(|drop| (drop.file, drop.owner)), Some((A, owner)));
-        assert_eq!(owners.peek(HandleId(3), P, Process), Some(owner), "still owns in B");
+        assert_eq!(
+            owners.flush(A, P).map(|drop| (drop.file, drop.owner)),
+            Some((A, owner))
+        );
+        assert_eq!(
+            owners.peek(HandleId(3), P, Process),
+            Some(owner),
+            "still owns in B"
+        );
         assert_eq!(owners.flush(A, P), None, "nothing left to lose");
     }
 
@@ -430,11 +495,25 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Lock { handle: u64, value: u64, kind: OwnerKind },
-        WaitBegins { handle: u64, value: u64 },
-        WaitEnds { granted: bool },
-        Flush { handle: u64, value: u64 },
-        Release { handle: u64 },
+        Lock {
+            handle: u64,
+            value: u64,
+            kind: OwnerKind,
+        },
+        WaitBegins {
+            handle: u64,
+            value: u64,
+        },
+        WaitEnds {
+            granted: bool,
+        },
+        Flush {
+            handle: u64,
+            value: u64,
+        },
+        Release {
+            handle: u64,
+        },
     }
 
     fn step() -> impl Strategy<Value = Step> {

@@ -43,46 +43,110 @@ pub struct Request<'a> {
 #[derive(Debug)]
 #[allow(missing_docs)] // Field names are the protocol's.
 pub enum Operation<'a> {
-    Init { head: abi::InitIn, flags: u64 },
+    Init {
+        head: abi::InitIn,
+        flags: u64,
+    },
     Destroy,
-    Interrupt { unique: u64 },
-    Lookup { name: &'a CStr },
-    Forget { nlookup: u64 },
-    BatchForget { items: &'a [u8] },
-    Getattr { fh: Option<u64> },
+    Interrupt {
+        unique: u64,
+    },
+    Lookup {
+        name: &'a CStr,
+    },
+    Forget {
+        nlookup: u64,
+    },
+    BatchForget {
+        items: &'a [u8],
+    },
+    Getattr {
+        fh: Option<u64>,
+    },
     Setattr(abi::SetattrIn),
     Readlink,
-    Symlink { name: &'a CStr, target: &'a CStr },
-    Mknod { args: abi::MknodIn, name: &'a CStr },
-    Mkdir { args: abi::MkdirIn, name: &'a CStr },
-    Unlink { name: &'a CStr },
-    Rmdir { name: &'a CStr },
-    Rename { newdir: u64, flags: u32, name: &'a CStr, newname: &'a CStr },
-    Link { oldnodeid: u64, name: &'a CStr },
+    Symlink {
+        name: &'a CStr,
+        target: &'a CStr,
+    },
+    Mknod {
+        args: abi::MknodIn,
+        name: &'a CStr,
+    },
+    Mkdir {
+        args: abi::MkdirIn,
+        name: &'a CStr,
+    },
+    Unlink {
+        name: &'a CStr,
+    },
+    Rmdir {
+        name: &'a CStr,
+    },
+    Rename {
+        newdir: u64,
+        flags: u32,
+        name: &'a CStr,
+        newname: &'a CStr,
+    },
+    Link {
+        oldnodeid: u64,
+        name: &'a CStr,
+    },
     Open(abi::OpenIn),
-    Create { args: abi::CreateIn, name: &'a CStr },
-    Tmpfile { args: abi::CreateIn },
+    Create {
+        args: abi::CreateIn,
+        name: &'a CStr,
+    },
+    Tmpfile {
+        args: abi::CreateIn,
+    },
     Read(abi::ReadIn),
-    Write { args: abi::WriteIn, data: &'a [u8] },
+    Write {
+        args: abi::WriteIn,
+        data: &'a [u8],
+    },
     Flush(abi::FlushIn),
     Release(abi::ReleaseIn),
     Fsync(abi::FsyncIn),
     Fallocate(abi::FallocateIn),
     Lseek(abi::LseekIn),
-    CopyFileRange { args: abi::CopyFileRangeIn, wide: bool },
+    CopyFileRange {
+        args: abi::CopyFileRangeIn,
+        wide: bool,
+    },
     Statfs,
-    Setxattr { flags: u32, name: &'a CStr, value: &'a [u8] },
-    Getxattr { size: u32, name: &'a CStr },
-    Listxattr { size: u32 },
-    Removexattr { name: &'a CStr },
+    Setxattr {
+        flags: u32,
+        name: &'a CStr,
+        value: &'a [u8],
+    },
+    Getxattr {
+        size: u32,
+        name: &'a CStr,
+    },
+    Listxattr {
+        size: u32,
+    },
+    Removexattr {
+        name: &'a CStr,
+    },
     Opendir(abi::OpenIn),
-    Readdir { args: abi::ReadIn, plus: bool },
+    Readdir {
+        args: abi::ReadIn,
+        plus: bool,
+    },
     Releasedir(abi::ReleaseIn),
     Fsyncdir(abi::FsyncIn),
     Getlk(abi::LkIn),
-    Setlk { args: abi::LkIn, wait: bool },
+    Setlk {
+        args: abi::LkIn,
+        wait: bool,
+    },
     /// An opcode this server does not know; the kernel is told `ENOSYS` and does without.
-    Unknown { opcode: u32 },
+    Unknown {
+        opcode: u32,
+    },
 }
 
 /// Why a message was refused.
@@ -109,7 +173,10 @@ impl Malformed {
         match *self {
             Malformed::NoHeader(_) => None,
             // FORGET, BATCH_FORGET and INTERRUPT are never answered.
-            Malformed::Body { opcode: op::FORGET | op::BATCH_FORGET | op::INTERRUPT, .. } => None,
+            Malformed::Body {
+                opcode: op::FORGET | op::BATCH_FORGET | op::INTERRUPT,
+                ..
+            } => None,
             Malformed::Body { unique, .. } => Some((unique, Errno::INVAL)),
         }
     }
@@ -143,7 +210,10 @@ impl<'a> Body<'a> {
     }
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], &'static str> {
-        let (data, rest) = self.0.split_at_checked(len).ok_or("less data than announced")?;
+        let (data, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or("less data than announced")?;
         self.0 = rest;
         Ok(data)
     }
@@ -159,8 +229,11 @@ impl<'a> Request<'a> {
     pub fn decode(message: &'a [u8], setxattr_ext: bool) -> Result<Request<'a>, Malformed> {
         let (header, body) = abi::InHeader::read_from_prefix(message)
             .map_err(|_| Malformed::NoHeader(message.len()))?;
-        let refuse =
-            |why| Malformed::Body { unique: header.unique, opcode: header.opcode, why };
+        let refuse = |why| Malformed::Body {
+            unique: header.unique,
+            opcode: header.opcode,
+            why,
+        };
         if header.len as usize != message.len() {
             return Err(refuse("length in the header differs from the message's"));
         }
@@ -170,12 +243,16 @@ impl<'a> Request<'a> {
         };
         let (body, extensions) = body.split_at(split);
         let group_hint = group_hint(extensions).map_err(refuse)?;
-        let operation =
-            operation(header.opcode, Body(body), setxattr_ext).map_err(refuse)?;
+        let operation = operation(header.opcode, Body(body), setxattr_ext).map_err(refuse)?;
         Ok(Request {
             unique: header.unique,
             nodeid: header.nodeid,
-            caller: Caller { uid: header.uid, gid: header.gid, tid: header.pid, group_hint },
+            caller: Caller {
+                uid: header.uid,
+                gid: header.gid,
+                tid: header.pid,
+                group_hint,
+            },
             operation,
         })
     }
@@ -200,7 +277,9 @@ fn group_hint(mut rest: &[u8]) -> Result<Option<u32>, &'static str> {
             }
         }
         // Records are padded to 8 bytes; the last one may go without.
-        rest = others.get(size.next_multiple_of(8) - size..).unwrap_or_default();
+        rest = others
+            .get(size.next_multiple_of(8) - size..)
+            .unwrap_or_default();
     }
     Ok(hint)
 }
@@ -221,57 +300,101 @@ fn operation<'a>(
             Operation::Init { head, flags }
         }
         op::DESTROY => Operation::Destroy,
-        op::INTERRUPT => Operation::Interrupt { unique: body.record::<abi::InterruptIn>()?.unique },
+        op::INTERRUPT => Operation::Interrupt {
+            unique: body.record::<abi::InterruptIn>()?.unique,
+        },
         op::LOOKUP => Operation::Lookup { name: body.name()? },
-        op::FORGET => Operation::Forget { nlookup: body.record::<abi::ForgetIn>()?.nlookup },
+        op::FORGET => Operation::Forget {
+            nlookup: body.record::<abi::ForgetIn>()?.nlookup,
+        },
         op::BATCH_FORGET => {
             let head: abi::BatchForgetIn = body.record()?;
             let bytes = (head.count as usize)
                 .checked_mul(size_of::<abi::ForgetOne>())
                 .ok_or("too many forgets")?;
-            Operation::BatchForget { items: body.take(bytes)? }
+            Operation::BatchForget {
+                items: body.take(bytes)?,
+            }
         }
         op::GETATTR => {
             let args: abi::GetattrIn = body.record()?;
-            Operation::Getattr { fh: (args.getattr_flags & abi::GETATTR_FH != 0).then_some(args.fh) }
+            Operation::Getattr {
+                fh: (args.getattr_flags & abi::GETATTR_FH != 0).then_some(args.fh),
+            }
         }
         op::SETATTR => Operation::Setattr(body.record()?),
         op::READLINK => Operation::Readlink,
-        op::SYMLINK => Operation::Symlink { name: body.name()?, target: body.c_str()? },
-        op::MKNOD => Operation::Mknod { args: body.record()?, name: body.name()? },
-        op::MKDIR => Operation::Mkdir { args: body.record()?, name: body.name()? },
+        op::SYMLINK => Operation::Symlink {
+            name: body.name()?,
+            target: body.c_str()?,
+        },
+        op::MKNOD => Operation::Mknod {
+            args: body.record()?,
+            name: body.name()?,
+        },
+        op::MKDIR => Operation::Mkdir {
+            args: body.record()?,
+            name: body.name()?,
+        },
         op::UNLINK => Operation::Unlink { name: body.name()? },
         op::RMDIR => Operation::Rmdir { name: body.name()? },
         op::RENAME => {
             let args: abi::RenameIn = body.record()?;
             let (name, newname) = (body.name()?, body.name()?);
-            Operation::Rename { newdir: args.newdir, flags: 0, name, newname }
+            Operation::Rename {
+                newdir: args.newdir,
+                flags: 0,
+                name,
+                newname,
+            }
         }
         op::RENAME2 => {
             let args: abi::Rename2In = body.record()?;
             let (name, newname) = (body.name()?, body.name()?);
-            Operation::Rename { newdir: args.newdir, flags: args.flags, name, newname }
+            Operation::Rename {
+                newdir: args.newdir,
+                flags: args.flags,
+                name,
+                newname,
+            }
         }
         op::LINK => {
             let args: abi::LinkIn = body.record()?;
-            Operation::Link { oldnodeid: args.oldnodeid, name: body.name()? }
+            Operation::Link {
+                oldnodeid: args.oldnodeid,
+                name: body.name()?,
+            }
         }
         op::OPEN => Operation::Open(body.record()?),
-        op::CREATE => Operation::Create { args: body.record()?, name: body.name()? },
+        op::CREATE => Operation::Create {
+            args: body.record()?,
+            name: body.name()?,
+        },
         // The name that comes with TMPFILE is made up by the kernel and means nothing.
-        op::TMPFILE => Operation::Tmpfile { args: body.record()? },
+        op::TMPFILE => Operation::Tmpfile {
+            args: body.record()?,
+        },
         op::READ => Operation::Read(body.record()?),
         op::WRITE => {
             let args: abi::WriteIn = body.record()?;
-            Operation::Write { args, data: body.take(args.size as usize)? }
+            Operation::Write {
+                args,
+                data: body.take(args.size as usize)?,
+            }
         }
         op::FLUSH => Operation::Flush(body.record()?),
         op::RELEASE => Operation::Release(body.record()?),
         op::FSYNC => Operation::Fsync(body.record()?),
         op::FALLOCATE => Operation::Fallocate(body.record()?),
         op::LSEEK => Operation::Lseek(body.record()?),
-        op::COPY_FILE_RANGE => Operation::CopyFileRange { args: body.record()?, wide: false },
-        op::COPY_FILE_RANGE_64 => Operation::CopyFileRange { args: body.record()?, wide: true },
+        op::COPY_FILE_RANGE => Operation::CopyFileRange {
+            args: body.record()?,
+            wide: false,
+        },
+        op::COPY_FILE_RANGE_64 => Operation::CopyFileRange {
+            args: body.record()?,
+            wide: true,
+        },
         op::STATFS => Operation::Statfs,
         op::SETXATTR => {
             // Without SETXATTR_EXT the record ends after its first two fields.
@@ -280,22 +403,45 @@ fn operation<'a>(
                 let _setxattr_flags_and_padding: u64 = body.record()?;
             }
             let name = body.c_str()?;
-            Operation::Setxattr { flags, name, value: body.take(size as usize)? }
+            Operation::Setxattr {
+                flags,
+                name,
+                value: body.take(size as usize)?,
+            }
         }
         op::GETXATTR => {
             let args: abi::GetxattrIn = body.record()?;
-            Operation::Getxattr { size: args.size, name: body.c_str()? }
+            Operation::Getxattr {
+                size: args.size,
+                name: body.c_str()?,
+            }
         }
-        op::LISTXATTR => Operation::Listxattr { size: body.record::<abi::GetxattrIn>()?.size },
-        op::REMOVEXATTR => Operation::Removexattr { name: body.c_str()? },
+        op::LISTXATTR => Operation::Listxattr {
+            size: body.record::<abi::GetxattrIn>()?.size,
+        },
+        op::REMOVEXATTR => Operation::Removexattr {
+            name: body.c_str()?,
+        },
         op::OPENDIR => Operation::Opendir(body.record()?),
-        op::READDIR => Operation::Readdir { args: body.record()?, plus: false },
-        op::READDIRPLUS => Operation::Readdir { args: body.record()?, plus: true },
+        op::READDIR => Operation::Readdir {
+            args: body.record()?,
+            plus: false,
+        },
+        op::READDIRPLUS => Operation::Readdir {
+            args: body.record()?,
+            plus: true,
+        },
         op::RELEASEDIR => Operation::Releasedir(body.record()?),
         op::FSYNCDIR => Operation::Fsyncdir(body.record()?),
         op::GETLK => Operation::Getlk(body.record()?),
-        op::SETLK => Operation::Setlk { args: body.record()?, wait: false },
-        op::SETLKW => Operation::Setlk { args: body.record()?, wait: true },
+        op::SETLK => Operation::Setlk {
+            args: body.record()?,
+            wait: false,
+        },
+        op::SETLKW => Operation::Setlk {
+            args: body.record()?,
+            wait: true,
+        },
         opcode => Operation::Unknown { opcode },
     })
 }

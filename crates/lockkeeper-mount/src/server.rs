@@ -91,7 +91,13 @@ impl Observer {
     pub fn counts(&self) -> Counts {
         let (inodes, handles) = self.0.fs.counts();
         let (lock_processes, lock_handles, waiting) = self.0.desk.counts();
-        Counts { inodes, handles, lock_processes, lock_handles, waiting }
+        Counts {
+            inodes,
+            handles,
+            lock_processes,
+            lock_handles,
+            waiting,
+        }
     }
 
     /// The lock manager's listing.
@@ -117,7 +123,11 @@ impl Server {
             spare: Mutex::default(),
             stopping: AtomicBool::new(false),
         };
-        Server { shared: Arc::new(shared), workers: Workers::default(), stack_depth }
+        Server {
+            shared: Arc::new(shared),
+            workers: Workers::default(),
+            stack_depth,
+        }
     }
 
     /// A view for others.
@@ -169,7 +179,8 @@ impl Server {
                     }
                     if shared.fs.wants_room() {
                         let shared = shared.clone();
-                        self.workers.submit(Box::new(move |_| shared.fs.make_room()));
+                        self.workers
+                            .submit(Box::new(move |_| shared.fs.make_room()));
                     }
                 }
             }
@@ -181,7 +192,9 @@ impl Server {
     fn pass_on(&self, message: Vec<u8>, len: usize, admission: Option<IoAsked>) {
         let shared = self.shared.clone();
         let Some(io) = admission else {
-            return self.workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
+            return self
+                .workers
+                .submit(Box::new(move |out| shared.serve_message(message, len, out)));
         };
         let workers = self.workers.clone();
         self.shared.desk.admit_io(
@@ -205,7 +218,11 @@ impl Server {
         if head.major > abi::KERNEL_VERSION {
             // The kernel will ask again, with our major version.
             let major = abi::KERNEL_VERSION;
-            let answer = abi::InitOut { major, minor: abi::KERNEL_MINOR_VERSION, ..Default::default() };
+            let answer = abi::InitOut {
+                major,
+                minor: abi::KERNEL_MINOR_VERSION,
+                ..Default::default()
+            };
             device.reply_record(unique, &answer);
             return Ok(None);
         }
@@ -275,20 +292,28 @@ impl Server {
             true => crate::backing::refused(device),
             false => Some(Errno::OPNOTSUPP),
         };
-        self.shared.fs.negotiated(refused.is_none(), granted & init::SETXATTR_EXT != 0);
+        self.shared
+            .fs
+            .negotiated(refused.is_none(), granted & init::SETXATTR_EXT != 0);
         let (data_path, no_backing) = match refused {
             _ if options.direct_io => (DataPath::Direct, None),
             None => (DataPath::Backing, None),
             Some(_) if !options.passthrough => (DataPath::Cached, None),
-            Some(Errno::PERM) => {
-                (DataPath::Cached, Some("it takes root in the initial user namespace".into()))
-            }
-            Some(Errno::OPNOTSUPP) => {
-                (DataPath::Cached, Some("this kernel has none (Linux 6.9 or newer has)".into()))
-            }
+            Some(Errno::PERM) => (
+                DataPath::Cached,
+                Some("it takes root in the initial user namespace".into()),
+            ),
+            Some(Errno::OPNOTSUPP) => (
+                DataPath::Cached,
+                Some("this kernel has none (Linux 6.9 or newer has)".into()),
+            ),
             Some(errno) => (DataPath::Cached, Some(errno.to_string())),
         };
-        Ok(Some(Negotiated { minor, data_path, no_backing }))
+        Ok(Some(Negotiated {
+            minor,
+            data_path,
+            no_backing,
+        }))
     }
 }
 
@@ -342,8 +367,7 @@ impl Shared {
 
     /// The question that mandatory locks must answer before `request` is served, if there is one.
     fn io_asked(&self, request: &Request<'_>) -> Option<IoAsked> {
-        let nonblocking =
-            |flags| OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK);
+        let nonblocking = |flags| OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK);
         let ask = |fh, lock_owner, range: Option<Range>, write, nonblocking| {
             Some(IoAsked {
                 unique: request.unique,
@@ -373,9 +397,16 @@ impl Shared {
             Operation::Setattr(args) if args.valid & fattr::SIZE != 0 => Some(IoAsked {
                 unique: request.unique,
                 file: self.fs.file_of_node(request.nodeid).ok()?,
-                handle: HandleId(if args.valid & fattr::FH != 0 { args.fh } else { 0 }),
+                handle: HandleId(if args.valid & fattr::FH != 0 {
+                    args.fh
+                } else {
+                    0
+                }),
                 lock_owner: (args.valid & fattr::LOCKOWNER != 0).then_some(args.lock_owner),
-                range: Range { start: args.size.min(OFFSET_MAX), end: OFFSET_MAX },
+                range: Range {
+                    start: args.size.min(OFFSET_MAX),
+                    end: OFFSET_MAX,
+                },
                 write: true,
                 nonblocking: true,
             }),
@@ -387,13 +418,11 @@ impl Shared {
     fn serve(&self, request: &Request<'_>, place: Place, out: &mut ReplyBuffer) -> Keep {
         out.clear();
         // A bug in serving one request must cost that request, not the mount.
-        let served =
-            catch_unwind(AssertUnwindSafe(|| self.fs.serve(request, place, out))).unwrap_or_else(
-                |_| {
-                    tracing::error!(operation = ?request.operation, "panicked while serving");
-                    Err(Errno::IO)
-                },
-            );
+        let served = catch_unwind(AssertUnwindSafe(|| self.fs.serve(request, place, out)))
+            .unwrap_or_else(|_| {
+                tracing::error!(operation = ?request.operation, "panicked while serving");
+                Err(Errno::IO)
+            });
         match served {
             Ok(Served::Done) => self.device.reply(request.unique, Ok(out.as_bytes())),
             Ok(Served::Silent) => {}

@@ -81,8 +81,10 @@ impl Session {
         let (source, mountpoint, prepared) =
             mountpoint::prepare(&options.source, &options.mountpoint)?;
         // Opened before mounting: the source may be the mount point itself.
-        let root = open_root(&source)
-            .map_err(|errno| MountError::Unusable { path: source.clone(), error: errno.into() })?;
+        let root = open_root(&source).map_err(|errno| MountError::Unusable {
+            path: source.clone(),
+            error: errno.into(),
+        })?;
         let stack_depth = crate::backing::stack_depth(root.as_fd());
         let flags = Flags {
             read_only: options.read_only,
@@ -98,7 +100,11 @@ impl Session {
             direct_io: options.mandatory,
             passthrough: options.passthrough,
         };
-        let device = Arc::new(Device::new(mountpoint::mount(&source, &mountpoint, &flags)?));
+        let device = Arc::new(Device::new(mountpoint::mount(
+            &source,
+            &mountpoint,
+            &flags,
+        )?));
         let unmounter = Unmounter { mountpoint };
         let fs = match PassthroughFs::new(root, device.clone(), fs_options) {
             Ok(fs) => fs,
@@ -109,7 +115,12 @@ impl Session {
         };
         let desk = LockDesk::new(service, CallerProbe::default(), device.clone());
         let server = Server::new(device, fs, desk, options.mandatory, stack_depth);
-        Ok(Session { server, source, prepared, unmounter })
+        Ok(Session {
+            server,
+            source,
+            prepared,
+            unmounter,
+        })
     }
 
     /// What was done to the folders before mounting.
@@ -125,6 +136,15 @@ impl Session {
     /// The mount point, absolute.
     pub fn mountpoint(&self) -> &Path {
         &self.unmounter.mountpoint
+    }
+
+    /// The mount's device number, which stat(2) on anything below it shows.
+    pub fn dev(&self) -> Option<u64> {
+        let mounts = mountpoint::mounts();
+        let own = |mount: &&mountpoint::MountEntry| {
+            mount.path == self.unmounter.mountpoint && mount.fs_type == mountpoint::FS_TYPE
+        };
+        mounts.iter().rfind(own).map(|mount| mount.dev)
     }
 
     /// For whoever ends the mount, from another thread.
@@ -170,6 +190,14 @@ pub enum Unmounted {
 }
 
 impl Unmounter {
+    /// Takes the mount out of the tree at once; who has files open there keeps them.
+    ///
+    /// # Errors
+    /// If it is not mounted, or may not be unmounted.
+    pub fn detach(&self) -> io::Result<()> {
+        mountpoint::unmount(&self.mountpoint, Unmount::Lazy)
+    }
+
     /// Unmounts, and detaches if somebody still uses the mount after `patience`.
     ///
     /// # Errors
@@ -205,15 +233,22 @@ fn raise_descriptor_limit() {
     const WANTED: u64 = 1 << 20;
     let limit = getrlimit(Resource::Nofile);
     // Root may go beyond the hard limit, up to fs.nr_open.
-    let higher = Rlimit { current: Some(WANTED), maximum: Some(WANTED) };
+    let higher = Rlimit {
+        current: Some(WANTED),
+        maximum: Some(WANTED),
+    };
     if limit.maximum.is_some_and(|maximum| maximum < WANTED)
         && setrlimit(Resource::Nofile, higher).is_ok()
     {
         return;
     }
-    if let Err(errno) =
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-    {
+    if let Err(errno) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    ) {
         tracing::debug!(%errno, "cannot raise the limit of open files");
     }
 }

@@ -71,18 +71,29 @@ impl StatusSocket {
         let listener = UnixListener::bind(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         let owner = rustix::process::getuid();
-        std::thread::Builder::new().name("status".into()).spawn(move || {
-            for stream in listener.incoming() {
-                match stream {
-                    Ok(stream) => answer(&stream, owner, &report),
-                    Err(error) => {
-                        tracing::warn!(%error, "status socket");
-                        std::thread::sleep(Duration::from_millis(100));
+        std::thread::Builder::new()
+            .name("status".into())
+            .spawn(move || {
+                for stream in listener.incoming() {
+                    match stream {
+                        Ok(stream) => answer(&stream, owner, &report),
+                        Err(error) => {
+                            tracing::warn!(%error, "status socket");
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
                     }
                 }
-            }
-        })?;
-        Ok(StatusSocket { path: path.into() })
+            })?;
+        // Whoever removes it may have moved to another folder.
+        Ok(StatusSocket {
+            path: std::path::absolute(path)?,
+        })
+    }
+
+    /// Takes the file away, so that nobody connects any more. Dropping does the same.
+    pub fn close(&self) {
+        // The listening thread ends with the process.
+        let _ = fs::remove_file(&self.path);
     }
 
     /// Where it listens.
@@ -113,8 +124,7 @@ fn answer(
 
 impl Drop for StatusSocket {
     fn drop(&mut self) {
-        // The listening thread ends with the process.
-        let _ = fs::remove_file(&self.path);
+        self.close();
     }
 }
 
@@ -134,9 +144,15 @@ mod tests {
         let mode = fs::metadata(&path).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let mut text = String::new();
-        UnixStream::connect(&path).expect("connects").read_to_string(&mut text).expect("reads");
+        UnixStream::connect(&path)
+            .expect("connects")
+            .read_to_string(&mut text)
+            .expect("reads");
         assert_eq!(text, "{\"a\":1}\n");
-        assert!(StatusSocket::listen(&path, || serde_json::Value::Null).is_err(), "in use");
+        assert!(
+            StatusSocket::listen(&path, || serde_json::Value::Null).is_err(),
+            "in use"
+        );
         drop(socket);
         assert!(!path.exists());
     }

@@ -31,11 +31,19 @@ fn last_errno() -> Errno {
 /// `EPERM` without `CAP_SYS_ADMIN` in the initial user namespace, `ELOOP` if the file system below
 /// is itself stacked too deep, `EINVAL` or `EOPNOTSUPP` for what is no regular file.
 pub fn backing_open(device: &File, file: BorrowedFd<'_>) -> Result<i32, Errno> {
-    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    let map = BackingMap {
+        fd: file.as_raw_fd(),
+        flags: 0,
+        padding: 0,
+    };
     // SAFETY: both descriptors are open for the whole call, and the kernel only reads `map`, which
     // has the size that the request number states.
     let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &raw const map) };
-    if id > 0 { Ok(id) } else { Err(if id == 0 { Errno::IO } else { last_errno() }) }
+    if id > 0 {
+        Ok(id)
+    } else {
+        Err(if id == 0 { Errno::IO } else { last_errno() })
+    }
 }
 
 /// Gives a backing id back. Open files keep what they use.

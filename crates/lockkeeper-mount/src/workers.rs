@@ -32,8 +32,15 @@ struct Pool {
 impl Default for Workers {
     fn default() -> Self {
         let (sender, receiver) = unbounded();
-        let pool = Pool { receiver, idle: AtomicUsize::new(0), started: AtomicUsize::new(0) };
-        Workers { sender, pool: Arc::new(pool) }
+        let pool = Pool {
+            receiver,
+            idle: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
+        };
+        Workers {
+            sender,
+            pool: Arc::new(pool),
+        }
     }
 }
 

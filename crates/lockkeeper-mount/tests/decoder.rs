@@ -39,7 +39,15 @@ fn the_length_must_be_the_messages() {
 
 #[test]
 fn names_that_lead_elsewhere_are_refused() {
-    for name in [&b"\0"[..], b".\0", b"..\0", b"a/b\0", b"/\0", b"../x\0", b"endless"] {
+    for name in [
+        &b"\0"[..],
+        b".\0",
+        b"..\0",
+        b"a/b\0",
+        b"/\0",
+        b"../x\0",
+        b"endless",
+    ] {
         for opcode in [op::LOOKUP, op::UNLINK, op::RMDIR] {
             let bytes = message(opcode, 0, name);
             let malformed = Request::decode(&bytes, true).expect_err("bad name");
@@ -56,12 +64,25 @@ fn names_that_lead_elsewhere_are_refused() {
 #[test]
 fn a_group_in_the_extensions_is_found() {
     let name = b"name\0\0\0\0";
-    let mkdir = [abi::MkdirIn { mode: 0o755, umask: 0 }.as_bytes(), name].concat();
+    let mkdir = [
+        abi::MkdirIn {
+            mode: 0o755,
+            umask: 0,
+        }
+        .as_bytes(),
+        name,
+    ]
+    .concat();
     let groups: [u32; 4] = [16, abi::EXT_GROUPS, 1, 2000];
     let bytes = message(op::MKDIR, 2, &[&mkdir[..], groups.as_bytes()].concat());
     let request = Request::decode(&bytes, true).expect("well-formed");
     assert_eq!(request.caller.group_hint, Some(2000));
-    for wrong in [[4, abi::EXT_GROUPS, 1, 2000], [99, 32, 1, 1], [16, 32, 5, 1], [0, 0, 0, 0]] {
+    for wrong in [
+        [4, abi::EXT_GROUPS, 1, 2000],
+        [99, 32, 1, 1],
+        [16, 32, 5, 1],
+        [0, 0, 0, 0],
+    ] {
         let wrong: [u32; 4] = wrong;
         let bytes = message(op::MKDIR, 2, &[&mkdir[..], wrong.as_bytes()].concat());
         // Either refused, or read without reading past the end.
@@ -72,13 +93,35 @@ fn a_group_in_the_extensions_is_found() {
 
 #[test]
 fn data_shorter_than_announced_is_refused() {
-    let args = abi::WriteIn { size: 100, ..Default::default() };
-    assert!(Request::decode(&message(op::WRITE, 0, &[args.as_bytes(), &[0; 99]].concat()), true).is_err());
-    assert!(Request::decode(&message(op::WRITE, 0, &[args.as_bytes(), &[0; 100]].concat()), true).is_ok());
-    let head = abi::BatchForgetIn { count: u32::MAX, dummy: 0 };
+    let args = abi::WriteIn {
+        size: 100,
+        ..Default::default()
+    };
+    assert!(
+        Request::decode(
+            &message(op::WRITE, 0, &[args.as_bytes(), &[0; 99]].concat()),
+            true
+        )
+        .is_err()
+    );
+    assert!(
+        Request::decode(
+            &message(op::WRITE, 0, &[args.as_bytes(), &[0; 100]].concat()),
+            true
+        )
+        .is_ok()
+    );
+    let head = abi::BatchForgetIn {
+        count: u32::MAX,
+        dummy: 0,
+    };
     let forgets = message(op::BATCH_FORGET, 0, head.as_bytes());
     let malformed = Request::decode(&forgets, true);
-    assert_eq!(malformed.expect_err("short").reply(), None, "forgets are never answered");
+    assert_eq!(
+        malformed.expect_err("short").reply(),
+        None,
+        "forgets are never answered"
+    );
 }
 
 proptest! {

@@ -18,7 +18,13 @@ fn read(path: impl AsRef<Path>) -> String {
 }
 
 fn open_rw(path: impl AsRef<Path>) -> File {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("opens")
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .expect("opens")
 }
 
 /// Every way that data can go must behave the same.
@@ -59,7 +65,11 @@ fn what_is_written_is_read_on_either_side() {
 fn appending_goes_to_the_end_whatever_the_offset() {
     on_each_data_path(|mount| {
         let path = mount.path("log");
-        let mut first = OpenOptions::new().append(true).create(true).open(&path).expect("opens");
+        let mut first = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .expect("opens");
         let mut second = OpenOptions::new().append(true).open(&path).expect("opens");
         for n in 0..100 {
             writeln!(first, "first {n}").expect("writes");
@@ -80,7 +90,10 @@ fn large_sparse_files_keep_their_holes() {
         assert!(file.metadata().expect("stat").blocks() < 1000);
         let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).expect("SEEK_DATA");
         assert!(data > 0 && data <= far, "{data}");
-        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)), Ok(0));
+        assert_eq!(
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)),
+            Ok(0)
+        );
         rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 16).expect("fallocate");
         assert!(file.metadata().expect("stat").blocks() >= 128);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -173,12 +186,22 @@ fn names_links_and_renames() {
     rename(RenameFlags::EXCHANGE).expect("exchanges");
     assert_eq!((read(&a), read(&b)), ("b".into(), "a".into()));
     fs::hard_link(&a, mount.path("link")).expect("links");
-    let (one, two) =
-        (fs::metadata(&a).expect("stat"), fs::metadata(mount.path("link")).expect("stat"));
+    let (one, two) = (
+        fs::metadata(&a).expect("stat"),
+        fs::metadata(mount.path("link")).expect("stat"),
+    );
     assert_eq!((one.ino(), one.nlink()), (two.ino(), 2));
-    assert_eq!(one.ino(), fs::metadata(mount.source("a")).expect("stat").ino());
+    assert_eq!(
+        one.ino(),
+        fs::metadata(mount.source("a")).expect("stat").ino()
+    );
     symlink("a", mount.path("soft")).expect("symlinks");
-    assert_eq!(fs::read_link(mount.path("soft")).expect("readlink").to_str(), Some("a"));
+    assert_eq!(
+        fs::read_link(mount.path("soft"))
+            .expect("readlink")
+            .to_str(),
+        Some("a")
+    );
     assert_eq!(read(mount.path("soft")), "b");
     let long = "n".repeat(255);
     fs::write(mount.path(&long), "").expect("255 bytes are a name");
@@ -208,27 +231,47 @@ fn attributes_of_every_sort() {
     let path = mount.path("f");
     let file = open_rw(&path);
     let then = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
-    file.set_times(fs::FileTimes::new().set_modified(then).set_accessed(then)).expect("utimens");
+    file.set_times(fs::FileTimes::new().set_modified(then).set_accessed(then))
+        .expect("utimens");
     let stat = fs::metadata(mount.source("f")).expect("stat");
-    assert_eq!((stat.mtime(), stat.mtime_nsec()), (1_000_000_000, 123_456_789));
+    assert_eq!(
+        (stat.mtime(), stat.mtime_nsec()),
+        (1_000_000_000, 123_456_789)
+    );
     set_mode(&path, 0o4751);
-    assert_eq!(fs::metadata(&path).expect("stat").permissions().mode() & 0o7777, 0o4751);
+    assert_eq!(
+        fs::metadata(&path).expect("stat").permissions().mode() & 0o7777,
+        0o4751
+    );
     rustix::fs::setxattr(&path, "user.key", b"value", XattrFlags::CREATE).expect("setxattr");
     let again = rustix::fs::setxattr(&path, "user.key", b"value", XattrFlags::CREATE);
     assert_eq!(again, Err(Errno::EXIST));
     let mut value = [0_u8; 16];
     assert_eq!(rustix::fs::getxattr(&path, "user.key", &mut value), Ok(5));
-    assert_eq!(rustix::fs::getxattr(&path, "user.key", &mut [0_u8; 3]), Err(Errno::RANGE));
+    assert_eq!(
+        rustix::fs::getxattr(&path, "user.key", &mut [0_u8; 3]),
+        Err(Errno::RANGE)
+    );
     let mut names = [0_u8; 64];
     let len = rustix::fs::listxattr(&path, &mut names).expect("listxattr");
-    assert!(names[..len].split(|&byte| byte == 0).any(|name| name == b"user.key"));
+    assert!(
+        names[..len]
+            .split(|&byte| byte == 0)
+            .any(|name| name == b"user.key")
+    );
     rustix::fs::removexattr(&path, "user.key").expect("removexattr");
-    assert_eq!(rustix::fs::getxattr(&path, "user.key", &mut value), Err(Errno::NODATA));
+    assert_eq!(
+        rustix::fs::getxattr(&path, "user.key", &mut value),
+        Err(Errno::NODATA)
+    );
     let (here, there) = (
         rustix::fs::statvfs(mount.path("")).expect("statvfs"),
         rustix::fs::statvfs(mount.source("")).expect("statvfs"),
     );
-    assert_eq!((here.f_blocks, here.f_namemax), (there.f_blocks, there.f_namemax));
+    assert_eq!(
+        (here.f_blocks, here.f_namemax),
+        (there.f_blocks, there.f_namemax)
+    );
 }
 
 #[test]
@@ -241,7 +284,13 @@ fn folders_list_everything_once_with_dots() {
     }
     let listed: Vec<String> = fs::read_dir(mount.path(""))
         .expect("lists")
-        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
+        .map(|entry| {
+            entry
+                .expect("entry")
+                .file_name()
+                .into_string()
+                .expect("text")
+        })
         .collect();
     assert_eq!(listed.len(), names.len());
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), names);
@@ -317,7 +366,9 @@ fn agrees(mount: &TestMount, user: u32, groups: &str, setup: &str, script: &str)
     let here = outcome(&mount.path("here"));
     let differs = here != there;
     if differs {
-        println!("as {user} ({groups}), after {setup}: {script}\n  source: {there:?}\n  mount:  {here:?}");
+        println!(
+            "as {user} ({groups}), after {setup}: {script}\n  source: {there:?}\n  mount:  {here:?}"
+        );
     }
     fs::remove_dir_all(mount.source("there")).expect("removes");
     fs::remove_dir_all(mount.path("here")).expect("removes");
@@ -339,40 +390,165 @@ fn no_user_gets_at_what_the_source_denies_him() {
         let mut all = true;
         let look = "stat -c '%n %A %u %g %s' * 2>&1";
         for (user, groups, setup, script) in [
-            (1001, "", "echo x > f; chmod 600 f", "cat f; echo y >> f; rm -f f; ls"),
-            (1001, "", "echo x > f; chmod 644 f", "cat f; echo y > f; chmod 600 f; chown 1001 f; touch -d 2000-01-01 f"),
-            (1001, "", "echo x > f; chmod 602 f", "echo yes > f; cat f; truncate -s 0 f; stat -c %s f"),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 600 f",
+                "cat f; echo y >> f; rm -f f; ls",
+            ),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 644 f",
+                "cat f; echo y > f; chmod 600 f; chown 1001 f; touch -d 2000-01-01 f",
+            ),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 602 f",
+                "echo yes > f; cat f; truncate -s 0 f; stat -c %s f",
+            ),
             // A group that is denied what others may.
-            (1001, "2000", "echo x > f; chgrp 2000 f; chmod 604 f", "cat f"),
+            (
+                1001,
+                "2000",
+                "echo x > f; chgrp 2000 f; chmod 604 f",
+                "cat f",
+            ),
             (1001, "", "echo x > f; chgrp 2000 f; chmod 604 f", "cat f"),
             // A supplementary group that may.
-            (1001, "2000,3000", "echo x > f; chgrp 2000 f; chmod 660 f", "cat f; echo y >> f; cat f"),
-            (1001, "3000", "echo x > f; chgrp 2000 f; chmod 660 f", "cat f; echo y >> f; cat f"),
+            (
+                1001,
+                "2000,3000",
+                "echo x > f; chgrp 2000 f; chmod 660 f",
+                "cat f; echo y >> f; cat f",
+            ),
+            (
+                1001,
+                "3000",
+                "echo x > f; chgrp 2000 f; chmod 660 f",
+                "cat f; echo y >> f; cat f",
+            ),
             // A locked folder, and what is in it.
-            (1001, "", "mkdir d; echo x > d/f; chmod 700 d", "cat d/f; ls d; cd d"),
-            (1001, "", "mkdir d; echo x > d/f; chmod 711 d", "cat d/f; ls d"),
-            (1001, "", "mkdir d; echo x > d/f; chmod 744 d", "cat d/f; ls d 2>/dev/null"),
+            (
+                1001,
+                "",
+                "mkdir d; echo x > d/f; chmod 700 d",
+                "cat d/f; ls d; cd d",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; echo x > d/f; chmod 711 d",
+                "cat d/f; ls d",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; echo x > d/f; chmod 744 d",
+                "cat d/f; ls d 2>/dev/null",
+            ),
             // Sticky.
-            (1001, "", "mkdir d; chmod 1777 d; echo x > d/f", "rm -f d/f; mv d/f d/g; echo y > d/own; rm d/own; ls d"),
+            (
+                1001,
+                "",
+                "mkdir d; chmod 1777 d; echo x > d/f",
+                "rm -f d/f; mv d/f d/g; echo y > d/own; rm d/own; ls d",
+            ),
             // New files: owner, group, umask, set-group-id folders.
-            (1001, "2000", "mkdir d; chmod 777 d", "cd d; umask 027; echo x > f; mkdir g; mkfifo p; ln -s f s; stat -c '%n %A %u %g' *"),
-            (1001, "2000", "mkdir d; chgrp 2000 d; chmod 2775 d", "cd d; umask 002; echo x > f; mkdir g; touch g/h; stat -c '%n %A %u %g' * g/h"),
-            (1001, "", "mkdir d; chgrp 2000 d; chmod 2777 d", "cd d; echo x > f; chmod 2755 f; mkdir g; stat -c '%n %A %u %g' *"),
+            (
+                1001,
+                "2000",
+                "mkdir d; chmod 777 d",
+                "cd d; umask 027; echo x > f; mkdir g; mkfifo p; ln -s f s; stat -c '%n %A %u %g' *",
+            ),
+            (
+                1001,
+                "2000",
+                "mkdir d; chgrp 2000 d; chmod 2775 d",
+                "cd d; umask 002; echo x > f; mkdir g; touch g/h; stat -c '%n %A %u %g' * g/h",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; chgrp 2000 d; chmod 2777 d",
+                "cd d; echo x > f; chmod 2755 f; mkdir g; stat -c '%n %A %u %g' *",
+            ),
             // Set-id bits go when somebody else writes, truncates or gives away.
-            (1001, "", "cp /bin/true f; chmod 6777 f", "echo >> f; stat -c %A f"),
-            (1001, "", "cp /bin/true f; chmod 6777 f", "truncate -s 1 f; stat -c %A f"),
-            (1001, "", "cp /bin/true f; chmod 6777 f", "true > f; stat -c %A f"),
-            (1001, "2000", "mkdir d; chmod 777 d", "cd d; echo x > f; chgrp 2000 f; chmod 2755 f; chgrp 3000 f; stat -c '%A %g' f"),
+            (
+                1001,
+                "",
+                "cp /bin/true f; chmod 6777 f",
+                "echo >> f; stat -c %A f",
+            ),
+            (
+                1001,
+                "",
+                "cp /bin/true f; chmod 6777 f",
+                "truncate -s 1 f; stat -c %A f",
+            ),
+            (
+                1001,
+                "",
+                "cp /bin/true f; chmod 6777 f",
+                "true > f; stat -c %A f",
+            ),
+            (
+                1001,
+                "2000",
+                "mkdir d; chmod 777 d",
+                "cd d; echo x > f; chgrp 2000 f; chmod 2755 f; chgrp 3000 f; stat -c '%A %g' f",
+            ),
             // Extended attributes and special files.
-            (1001, "", "echo x > f; chmod 644 f", "setfattr -n user.a -v b f; setfattr -n trusted.a -v b f; getfattr -d -m - f"),
-            (1001, "", "mkdir d; chmod 777 d", "mknod d/null c 1 3; mknod d/p p; stat -c %A d/p"),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 644 f",
+                "setfattr -n user.a -v b f; setfattr -n trusted.a -v b f; getfattr -d -m - f",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; chmod 777 d",
+                "mknod d/null c 1 3; mknod d/p p; stat -c %A d/p",
+            ),
             // Access lists.
-            (1001, "", "echo x > f; chmod 600 f; setfacl -m u:1001:r f", "cat f; echo y >> f"),
-            (1002, "", "echo x > f; chmod 600 f; setfacl -m u:1001:r f", "cat f"),
-            (1001, "2000", "echo x > f; chmod 600 f; setfacl -m g:2000:rw f", "echo y >> f; cat f; setfacl -b f"),
-            (1001, "", "echo x > f; chmod 666 f; setfacl -m u:1001:- f", "cat f; echo y >> f"),
-            (1001, "", "mkdir d; chmod 777 d; setfacl -d -m u:1002:rw,g::rx,o::- d", "cd d; umask 0; echo x > f; mkdir g; getfacl -c f g"),
-            (1001, "", "mkdir d; chmod 777 d; echo x > f; chmod 600 f", &format!("ln f d/f; {look}")),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 600 f; setfacl -m u:1001:r f",
+                "cat f; echo y >> f",
+            ),
+            (
+                1002,
+                "",
+                "echo x > f; chmod 600 f; setfacl -m u:1001:r f",
+                "cat f",
+            ),
+            (
+                1001,
+                "2000",
+                "echo x > f; chmod 600 f; setfacl -m g:2000:rw f",
+                "echo y >> f; cat f; setfacl -b f",
+            ),
+            (
+                1001,
+                "",
+                "echo x > f; chmod 666 f; setfacl -m u:1001:- f",
+                "cat f; echo y >> f",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; chmod 777 d; setfacl -d -m u:1002:rw,g::rx,o::- d",
+                "cd d; umask 0; echo x > f; mkdir g; getfacl -c f g",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d; chmod 777 d; echo x > f; chmod 600 f",
+                &format!("ln f d/f; {look}"),
+            ),
         ] {
             all &= agrees(&mount, user, groups, setup, script);
         }

@@ -38,11 +38,23 @@ fn fu_12_two_processes_exclude_each_other_and_getlk_names_the_holder() {
     assert_eq!(p.ask("posix w f 0 10"), "ok");
     assert_eq!(q.ask("posix w f 5 1"), "AGAIN");
     assert_eq!(q.ask("get w f 5 1"), format!("w 0 10 {}", p.pid()));
-    assert_eq!(q.ask("oget w f 5 1"), "w 0 10 -1", "the kernel shows no process to an OFD query");
+    assert_eq!(
+        q.ask("oget w f 5 1"),
+        "w 0 10 -1",
+        "the kernel shows no process to an OFD query"
+    );
     assert_eq!(q.ask("posix w f 10 0"), "ok");
-    assert_eq!(p.ask("get w f 0 0"), format!("w 10 0 {}", q.pid()), "to the end is length 0");
+    assert_eq!(
+        p.ask("get w f 0 0"),
+        format!("w 10 0 {}", q.pid()),
+        "to the end is length 0"
+    );
     assert_eq!(q.ask("posix u f 0 0"), "ok");
-    assert_eq!(q.ask("posix w f 5 1"), "AGAIN", "one's unlock leaves the other's lock");
+    assert_eq!(
+        q.ask("posix w f 5 1"),
+        "AGAIN",
+        "one's unlock leaves the other's lock"
+    );
     drop((p, q));
     nothing_left(&mount);
 }
@@ -62,7 +74,11 @@ fn fu_01_ofd_locks_end_with_their_description() {
     assert_eq!(p.ask("close f"), "ok");
     assert_eq!(q.ask("ofd w f 100 104"), "AGAIN");
     assert_eq!(p.ask("close g"), "ok");
-    assert_eq!(q.ask("oget w f 100 104"), "free", "RELEASE is served before the next request");
+    assert_eq!(
+        q.ask("oget w f 100 104"),
+        "free",
+        "RELEASE is served before the next request"
+    );
     assert_eq!(q.ask("ofd w f 100 104"), "ok");
     drop((p, q));
     nothing_left(&mount);
@@ -72,11 +88,18 @@ fn fu_01_ofd_locks_end_with_their_description() {
 #[ignore = "needs FUSE: run by cargo xtask test"]
 fn fu_02_a_shared_handle_drops_only_what_is_its_own() {
     let mount = TestMount::new();
-    let (mut p, mut q) = (client_with(&mount, "one", "x"), client_with(&mount, "f", "x"));
+    let (mut p, mut q) = (
+        client_with(&mount, "one", "x"),
+        client_with(&mount, "f", "x"),
+    );
     assert_eq!(p.ask("posix w one 0 0"), "ok");
     assert_eq!(p.ask("fork"), "ok");
     assert_eq!(p.ask("close one"), "ok");
-    assert_eq!(q.ask("get w f 0 0"), "free", "closing drops the process's locks");
+    assert_eq!(
+        q.ask("get w f 0 0"),
+        "free",
+        "closing drops the process's locks"
+    );
     let path = mount.path("x");
     assert_eq!(p.ask(&format!("open two {}", path.display())), "ok");
     assert_eq!(p.ask("posix w two 0 0"), "ok");
@@ -93,14 +116,28 @@ fn closing_any_descriptor_drops_all_record_locks_of_the_process_on_that_file() {
     let mount = TestMount::new();
     let (mut p, mut q) = (client_with(&mount, "f", "x"), client_with(&mount, "f", "x"));
     for name in ["x", "y"] {
-        assert_eq!(p.ask(&format!("open other-{name} {}", mount.path(name).display())), "ok");
+        assert_eq!(
+            p.ask(&format!("open other-{name} {}", mount.path(name).display())),
+            "ok"
+        );
     }
-    assert_eq!(q.ask(&format!("open y {}", mount.path("y").display())), "ok");
+    assert_eq!(
+        q.ask(&format!("open y {}", mount.path("y").display())),
+        "ok"
+    );
     assert_eq!(p.ask("posix w f 0 1"), "ok");
     assert_eq!(p.ask("posix w other-y 0 1"), "ok");
     assert_eq!(p.ask("close other-x"), "ok");
-    assert_eq!(q.ask("posix w f 0 1"), "ok", "another descriptor of the file was closed");
-    assert_eq!(q.ask("posix w y 0 1"), "AGAIN", "the other file's lock stands");
+    assert_eq!(
+        q.ask("posix w f 0 1"),
+        "ok",
+        "another descriptor of the file was closed"
+    );
+    assert_eq!(
+        q.ask("posix w y 0 1"),
+        "AGAIN",
+        "the other file's lock stands"
+    );
     drop((p, q));
     nothing_left(&mount);
 }
@@ -119,7 +156,11 @@ fn fu_13_flock_and_record_locks_are_two_worlds() {
     assert_eq!(p.ask("flock uw f"), "ok");
     assert_eq!(q.ask("flock w f"), "ok");
     // Locks of all three kinds by one process, through one handle.
-    assert_eq!(q.ask("ofd r f 0 1"), "AGAIN", "an OFD lock conflicts with the process's own POSIX lock");
+    assert_eq!(
+        q.ask("ofd r f 0 1"),
+        "AGAIN",
+        "an OFD lock conflicts with the process's own POSIX lock"
+    );
     assert_eq!(q.ask("posix u f 0 0"), "ok");
     assert_eq!(q.ask("ofd w f 0 1"), "ok");
     assert_eq!(q.ask("posix w f 0 1"), "AGAIN");
@@ -232,7 +273,11 @@ fn hard_links_and_unlinked_files_are_one_file() {
     std::fs::remove_file(mount.path("y")).expect("unlinks");
     assert_eq!(q.ask("posix w f 0 1"), "AGAIN");
     let mut other = client_with(&mount, "f", "x");
-    assert_eq!(other.ask("posix w f 0 1"), "ok", "a new file of the old name");
+    assert_eq!(
+        other.ask("posix w f 0 1"),
+        "ok",
+        "a new file of the old name"
+    );
 }
 
 #[test]

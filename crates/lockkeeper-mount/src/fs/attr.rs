@@ -126,7 +126,11 @@ impl PassthroughFs {
     /// The same after a change of contents where the kernel does not say whether the bits may stay:
     /// they may for root.
     pub(super) fn strip_set_id_for(&self, caller: &Caller, inode: &Inode) -> Result<(), Errno> {
-        if caller.uid == 0 { Ok(()) } else { self.strip_set_id(inode) }
+        if caller.uid == 0 {
+            Ok(())
+        } else {
+            self.strip_set_id(inode)
+        }
     }
 
     pub(super) fn statfs(&self, node: u64, out: &mut ReplyBuffer) -> Result<(), Errno> {
@@ -154,5 +158,8 @@ fn timespec(given: bool, now: bool, secs: u64, nanos: u32) -> Timespec {
         (true, true) => rustix::fs::UTIME_NOW,
         (true, false) => nanos.into(),
     };
-    Timespec { tv_sec: secs.cast_signed(), tv_nsec }
+    Timespec {
+        tv_sec: secs.cast_signed(),
+        tv_nsec,
+    }
 }

@@ -29,8 +29,13 @@ impl PassthroughFs {
         // O_APPEND goes with each write (the caller can switch it by fcntl); O_DIRECT would want
         // aligned buffers, and the kernel has bypassed its cache already; O_NONBLOCK means nothing on
         // the files that reach us.
-        let dropped = OFlags::APPEND | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::NOFOLLOW
-            | OFlags::PATH | OFlags::DIRECTORY | OFlags::TMPFILE;
+        let dropped = OFlags::APPEND
+            | OFlags::DIRECT
+            | OFlags::NONBLOCK
+            | OFlags::NOFOLLOW
+            | OFlags::PATH
+            | OFlags::DIRECTORY
+            | OFlags::TMPFILE;
         (OFlags::from_bits_retain(flags) - dropped) | OFlags::CLOEXEC | OFlags::NOCTTY
     }
 
@@ -43,8 +48,7 @@ impl PassthroughFs {
         out: &mut ReplyBuffer,
     ) -> Result<Served, Errno> {
         let asked = OFlags::from_bits_retain(args.flags);
-        let changes = asked.intersects(OFlags::TRUNC)
-            || (asked & OFlags::RWMODE) != OFlags::RDONLY;
+        let changes = asked.intersects(OFlags::TRUNC) || (asked & OFlags::RWMODE) != OFlags::RDONLY;
         if changes {
             self.writable()?;
         }
@@ -83,8 +87,8 @@ impl PassthroughFs {
         out: &mut ReplyBuffer,
     ) {
         let backing_id = self.join_io_mode(&inode, &file);
-        let direct = self.options.direct_io
-            || OFlags::from_bits_retain(flags).contains(OFlags::DIRECT);
+        let direct =
+            self.options.direct_io || OFlags::from_bits_retain(flags).contains(OFlags::DIRECT);
         let open_flags = match backing_id {
             Some(_) => fopen::PASSTHROUGH,
             None if direct => fopen::DIRECT_IO,
@@ -126,7 +130,9 @@ impl PassthroughFs {
 
     /// RELEASE: the last reference to an open file is gone.
     pub(super) fn release(&self, fh: u64) {
-        let Some(handle) = self.handles.remove(fh) else { return };
+        let Some(handle) = self.handles.remove(fh) else {
+            return;
+        };
         let mut io = lock(&handle.inode.io);
         let closed = match &mut *io {
             IoMode::Closed => return,
@@ -185,7 +191,11 @@ impl PassthroughFs {
         }
         let handle = self.handles.get(args.fh)?;
         let append = OFlags::from_bits_retain(args.flags).contains(OFlags::APPEND);
-        let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
+        let flags = if append {
+            ReadWriteFlags::APPEND
+        } else {
+            ReadWriteFlags::empty()
+        };
         let mut done = 0;
         while done < data.len() {
             let offset = args.offset.checked_add(done as u64).ok_or(Errno::FBIG)?;
@@ -201,7 +211,10 @@ impl PassthroughFs {
         if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.strip_set_id(&handle.inode)?;
         }
-        out.push(&abi::WriteOut { size: u32::try_from(done).unwrap_or(u32::MAX), padding: 0 });
+        out.push(&abi::WriteOut {
+            size: u32::try_from(done).unwrap_or(u32::MAX),
+            padding: 0,
+        });
         Ok(Served::Done)
     }
 
@@ -242,7 +255,9 @@ impl PassthroughFs {
             // The kernel does the others itself.
             _ => return Err(Errno::INVAL),
         };
-        out.push(&abi::LseekOut { offset: rustix::fs::seek(&handle.fd, whence)? });
+        out.push(&abi::LseekOut {
+            offset: rustix::fs::seek(&handle.fd, whence)?,
+        });
         Ok(())
     }
 
@@ -260,10 +275,17 @@ impl PassthroughFs {
         if args.flags != 0 {
             return Err(Errno::INVAL);
         }
-        let (from, to) = (self.handles.get(args.fh_in)?, self.handles.get(args.fh_out)?);
+        let (from, to) = (
+            self.handles.get(args.fh_in)?,
+            self.handles.get(args.fh_out)?,
+        );
         let (mut off_in, mut off_out) = (args.off_in, args.off_out);
         // The narrow reply has 32 bits for the count.
-        let most = if wide { args.len } else { args.len.min(u64::from(u32::MAX) & !0xfff) };
+        let most = if wide {
+            args.len
+        } else {
+            args.len.min(u64::from(u32::MAX) & !0xfff)
+        };
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let copied = rustix::fs::copy_file_range(
             &from.fd,
@@ -274,9 +296,14 @@ impl PassthroughFs {
         )?;
         self.strip_set_id_for(caller, &to.inode)?;
         if wide {
-            out.push(&abi::CopyFileRangeOut { bytes_copied: copied as u64 });
+            out.push(&abi::CopyFileRangeOut {
+                bytes_copied: copied as u64,
+            });
         } else {
-            out.push(&abi::WriteOut { size: u32::try_from(copied).unwrap_or(u32::MAX), padding: 0 });
+            out.push(&abi::WriteOut {
+                size: u32::try_from(copied).unwrap_or(u32::MAX),
+                padding: 0,
+            });
         }
         Ok(Served::Done)
     }

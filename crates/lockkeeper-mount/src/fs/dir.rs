@@ -32,7 +32,11 @@ impl PassthroughFs {
             self.open_inode(&inode, OFlags::RDONLY | OFlags::DIRECTORY)?
         };
         let handle = self.handles.insert(inode, fd);
-        out.push(&abi::OpenOut { fh: handle.0, open_flags: 0, backing_id: 0 });
+        out.push(&abi::OpenOut {
+            fh: handle.0,
+            open_flags: 0,
+            backing_id: 0,
+        });
         Ok(())
     }
 

@@ -100,7 +100,11 @@ impl InodeTable {
     /// # Errors
     /// `ESTALE` if there is none.
     pub fn get(&self, nodeid: u64) -> Result<Arc<Inode>, Errno> {
-        lock(&self.0).by_node.get(&nodeid).map(|known| known.inode.clone()).ok_or(Errno::STALE)
+        lock(&self.0)
+            .by_node
+            .get(&nodeid)
+            .map(|known| known.inode.clone())
+            .ok_or(Errno::STALE)
     }
 
     /// Counts one more lookup of the inode that `fd` refers to, and returns it.
@@ -118,7 +122,9 @@ impl InodeTable {
     /// Takes `count` lookups back; the inode goes with its last one.
     pub fn forget(&self, nodeid: u64, count: u64) {
         let mut maps = lock(&self.0);
-        let Some(known) = maps.by_node.get_mut(&nodeid) else { return };
+        let Some(known) = maps.by_node.get_mut(&nodeid) else {
+            return;
+        };
         known.lookups = known.lookups.saturating_sub(count);
         if known.lookups == 0 && nodeid != ROOT_ID {
             let id = known.inode.id;
@@ -136,7 +142,12 @@ impl InodeTable {
 
     /// Every inode but the root, the longest known first.
     pub fn by_age(&self) -> Vec<u64> {
-        lock(&self.0).by_node.keys().copied().filter(|&node| node != ROOT_ID).collect()
+        lock(&self.0)
+            .by_node
+            .keys()
+            .copied()
+            .filter(|&node| node != ROOT_ID)
+            .collect()
     }
 
     /// The node that shows this file, if the kernel knows it.
@@ -149,8 +160,19 @@ impl Maps {
     fn insert(&mut self, fd: OwnedFd, id: FileId) -> Arc<Inode> {
         let nodeid = self.next;
         self.next += 1;
-        let inode = Arc::new(Inode { nodeid, id, fd, io: Mutex::default() });
-        self.by_node.insert(nodeid, Known { inode: inode.clone(), lookups: 1 });
+        let inode = Arc::new(Inode {
+            nodeid,
+            id,
+            fd,
+            io: Mutex::default(),
+        });
+        self.by_node.insert(
+            nodeid,
+            Known {
+                inode: inode.clone(),
+                lookups: 1,
+            },
+        );
         self.by_id.insert(id, nodeid);
         inode
     }
@@ -178,7 +200,11 @@ impl HandleTable {
     /// Adds a handle and returns its number.
     pub fn insert(&self, inode: Arc<Inode>, fd: OwnedFd) -> HandleId {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let handle = Arc::new(Handle { inode, fd, position: Mutex::new(0) });
+        let handle = Arc::new(Handle {
+            inode,
+            fd,
+            position: Mutex::new(0),
+        });
         lock(&self.handles).insert(id, handle);
         HandleId(id)
     }

@@ -174,10 +174,17 @@ impl PassthroughFs {
             Operation::Mkdir { args, name } => self.mkdir(node, caller, args, name, out)?,
             Operation::Unlink { name } => self.unlink(node, caller, name, AtFlags::empty())?,
             Operation::Rmdir { name } => self.unlink(node, caller, name, AtFlags::REMOVEDIR)?,
-            Operation::Rename { newdir, flags, name, newname } => {
+            Operation::Rename {
+                newdir,
+                flags,
+                name,
+                newname,
+            } => {
                 self.rename(node, *newdir, caller, name, newname, *flags)?;
             }
-            Operation::Link { oldnodeid, name } => self.link(node, *oldnodeid, caller, name, out)?,
+            Operation::Link { oldnodeid, name } => {
+                self.link(node, *oldnodeid, caller, name, out)?
+            }
             Operation::Open(args) => return self.open(node, caller, args, place, out),
             Operation::Create { args, name } => self.create(node, caller, args, name, out)?,
             Operation::Tmpfile { args } => self.tmpfile(node, caller, args, out)?,
@@ -209,7 +216,11 @@ impl PassthroughFs {
 
     /// Refuses changes where there may be none.
     fn writable(&self) -> Result<(), Errno> {
-        if self.options.read_only { Err(Errno::ROFS) } else { Ok(()) }
+        if self.options.read_only {
+            Err(Errno::ROFS)
+        } else {
+            Ok(())
+        }
     }
 
     /// A record that tells the kernel of an inode, and counts one lookup of it.
@@ -267,7 +278,11 @@ impl PassthroughFs {
     /// down one that does not collide with it (the mount shows one device number for all).
     fn shown_ino(&self, stat: &Statx) -> u64 {
         let dev = file_id(stat).dev;
-        if dev == self.root_dev { stat.stx_ino } else { stat.stx_ino ^ (dev << 40) }
+        if dev == self.root_dev {
+            stat.stx_ino
+        } else {
+            stat.stx_ino ^ (dev << 40)
+        }
     }
 
     fn open_path(&self, dir: &inode::Inode, name: &CStr) -> Result<OwnedFd, Errno> {
@@ -285,7 +300,11 @@ impl PassthroughFs {
 /// # Errors
 /// What open(2) says.
 pub fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 fn stat_fd(fd: impl AsFd) -> Result<Statx, Errno> {
@@ -293,7 +312,10 @@ fn stat_fd(fd: impl AsFd) -> Result<Statx, Errno> {
 }
 
 fn file_id(stat: &Statx) -> FileId {
-    FileId { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
+    FileId {
+        dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+        ino: stat.stx_ino,
+    }
 }
 
 /// The kernel's 32-bit form of a device number (`new_encode_dev`).

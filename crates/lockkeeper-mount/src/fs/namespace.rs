@@ -185,7 +185,12 @@ impl PassthroughFs {
         let file = {
             let _acting = self.identity.act_as(caller)?;
             set_umask(args.umask);
-            rustix::fs::openat(dir.fd(), name, flags, Mode::from_raw_mode(args.mode & 0o7777))?
+            rustix::fs::openat(
+                dir.fd(),
+                name,
+                flags,
+                Mode::from_raw_mode(args.mode & 0o7777),
+            )?
         };
         self.created(file, args.flags, out)
     }

@@ -61,7 +61,8 @@ impl PassthroughFs {
 
     /// Whether it is time to [make room](Self::make_room) and nobody does so yet.
     pub fn wants_room(&self) -> bool {
-        self.descriptors() > self.room.limit / 4 * 3 && !self.room.making.swap(true, Ordering::AcqRel)
+        self.descriptors() > self.room.limit / 4 * 3
+            && !self.room.making.swap(true, Ordering::AcqRel)
     }
 
     /// Asks the kernel to forget the inodes it has known longest. On a worker only.
@@ -74,14 +75,21 @@ impl PassthroughFs {
             self.ask_to_forget(batch);
         }
         // What the kernel has forgotten reaches the table through the reader: do not ask again at once.
-        self.wait_until(|| self.descriptors() <= self.room.limit / 4 * 3, Duration::from_millis(50));
+        self.wait_until(
+            || self.descriptors() <= self.room.limit / 4 * 3,
+            Duration::from_millis(50),
+        );
         self.room.making.store(false, Ordering::Release);
     }
 
     /// Waits, within reason, until there is room for one more inode. On a worker only.
     pub(super) fn wait_for_room(&self) {
         let prunes = self.room.prunes.load(Ordering::Relaxed);
-        let patience = if prunes { PATIENCE } else { PATIENCE_OLD_KERNEL };
+        let patience = if prunes {
+            PATIENCE
+        } else {
+            PATIENCE_OLD_KERNEL
+        };
         self.wait_until(|| !self.is_crowded(), patience);
     }
 
@@ -98,7 +106,10 @@ impl PassthroughFs {
                 count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
                 ..Default::default()
             };
-            match self.device.notify(abi::NOTIFY_PRUNE, &[head.as_bytes(), nodes.as_bytes()]) {
+            match self
+                .device
+                .notify(abi::NOTIFY_PRUNE, &[head.as_bytes(), nodes.as_bytes()])
+            {
                 Err(Errno::INVAL) => self.room.prunes.store(false, Ordering::Relaxed),
                 _ => return,
             }
@@ -123,13 +134,19 @@ impl PassthroughFs {
             return Err(Errno::NOENT);
         };
         let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let parent = self.inodes.node_of(file_id(&stat_fd(&parent)?)).ok_or(Errno::NOENT)?;
+        let parent = self
+            .inodes
+            .node_of(file_id(&stat_fd(&parent)?))
+            .ok_or(Errno::NOENT)?;
         let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
         let head = abi::NotifyInvalEntryOut {
             parent,
             namelen: u32::try_from(name.count_bytes()).map_err(|_| Errno::NAMETOOLONG)?,
             flags: 0,
         };
-        self.device.notify(abi::NOTIFY_INVAL_ENTRY, &[head.as_bytes(), name.as_bytes_with_nul()])
+        self.device.notify(
+            abi::NOTIFY_INVAL_ENTRY,
+            &[head.as_bytes(), name.as_bytes_with_nul()],
+        )
     }
 }

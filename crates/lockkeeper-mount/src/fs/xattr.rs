@@ -6,15 +6,18 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use super::PassthroughFs;
-use crate::device::ReplyBuffer;
 use crate::abi;
+use crate::device::ReplyBuffer;
 use crate::request::Caller;
 
 /// Linux's limit for one value and for one list of names.
 const MOST: usize = 64 * 1024;
 
 impl PassthroughFs {
-    fn xattr_path(&self, node: u64) -> Result<(std::sync::Arc<super::inode::Inode>, String), Errno> {
+    fn xattr_path(
+        &self,
+        node: u64,
+    ) -> Result<(std::sync::Arc<super::inode::Inode>, String), Errno> {
         let inode = self.inodes.get(node)?;
         let path = format!("/proc/self/fd/{}", inode.proc_name());
         Ok((inode, path))
@@ -103,5 +106,8 @@ impl PassthroughFs {
 }
 
 fn push_size(size: usize, out: &mut ReplyBuffer) {
-    out.push(&abi::GetxattrOut { size: u32::try_from(size).unwrap_or(u32::MAX), padding: 0 });
+    out.push(&abi::GetxattrOut {
+        size: u32::try_from(size).unwrap_or(u32::MAX),
+        padding: 0,
+    });
 }

@@ -24,7 +24,14 @@ impl Client {
     /// Starts one.
     pub fn start() -> Client {
         let mut child = Command::new(std::env::current_exe().expect("has a path"))
-            .args(["--exact", "client", "--ignored", "--nocapture", "--test-threads", "1"])
+            .args([
+                "--exact",
+                "client",
+                "--ignored",
+                "--nocapture",
+                "--test-threads",
+                "1",
+            ])
             .env(VARIABLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -41,7 +48,11 @@ impl Client {
                 }
             }
         });
-        Client { child, commands, answers }
+        Client {
+            child,
+            commands,
+            answers,
+        }
     }
 
     /// Its process id.
@@ -56,7 +67,9 @@ impl Client {
 
     /// The next answer, within 10 seconds.
     pub fn answer(&mut self) -> String {
-        self.answers.recv_timeout(Duration::from_secs(10)).unwrap_or_else(|error| format!("no answer: {error}"))
+        self.answers
+            .recv_timeout(Duration::from_secs(10))
+            .unwrap_or_else(|error| format!("no answer: {error}"))
     }
 
     /// Tells and waits for the answer.
@@ -67,7 +80,9 @@ impl Client {
 
     /// Whether it has not answered after a while: it waits for a lock.
     pub fn waits(&mut self) -> bool {
-        self.answers.recv_timeout(Duration::from_millis(150)).is_err()
+        self.answers
+            .recv_timeout(Duration::from_millis(150))
+            .is_err()
     }
 
     /// SIGKILL, and waits until it is gone; false if that takes more than five seconds.
@@ -86,7 +101,8 @@ impl Client {
     pub fn interrupt(&self, tid: &str) {
         let tid: i64 = tid.parse().expect("a thread id");
         // SAFETY: tgkill takes any numbers; the worst is an error.
-        let sent = unsafe { libc::syscall(libc::SYS_tgkill, i64::from(self.pid()), tid, libc::SIGUSR1) };
+        let sent =
+            unsafe { libc::syscall(libc::SYS_tgkill, i64::from(self.pid()), tid, libc::SIGUSR1) };
         assert_eq!(sent, 0);
     }
 }
@@ -139,34 +155,44 @@ pub fn client_main() {
                 Ok("ok".into())
             }
             ["posix", kind, name, start, len] => {
-                let command = if kind.len() == 2 { libc::F_SETLKW } else { libc::F_SETLK };
+                let command = if kind.len() == 2 {
+                    libc::F_SETLKW
+                } else {
+                    libc::F_SETLK
+                };
                 record_lock(&files[name], command, kind, start, len)
             }
             ["ofd", kind, name, start, len] => {
-                let command = if kind.len() == 2 { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
+                let command = if kind.len() == 2 {
+                    libc::F_OFD_SETLKW
+                } else {
+                    libc::F_OFD_SETLK
+                };
                 record_lock(&files[name], command, kind, start, len)
             }
-            ["get", kind, name, start, len] => record_lock(&files[name], libc::F_GETLK, kind, start, len),
+            ["get", kind, name, start, len] => {
+                record_lock(&files[name], libc::F_GETLK, kind, start, len)
+            }
             ["oget", kind, name, start, len] => {
                 record_lock(&files[name], libc::F_OFD_GETLK, kind, start, len)
             }
             ["flock", kind, name] => flock(&files[name], kind),
             ["read", name, offset] => read_at(&files[name], offset),
-            ["nonblock", name] => rustix::fs::fcntl_setfl(&files[name], rustix::fs::OFlags::NONBLOCK)
-                .map(|()| "ok".into())
-                .map_err(Into::into),
+            ["nonblock", name] => {
+                rustix::fs::fcntl_setfl(&files[name], rustix::fs::OFlags::NONBLOCK)
+                    .map(|()| "ok".into())
+                    .map_err(Into::into)
+            }
             ["alarm"] => {
                 interrupt_calls_on_sigusr1();
                 Ok(rustix::thread::gettid().as_raw_nonzero().to_string())
             }
             _ => Ok(format!("what is {line}?")),
         };
-        let answer = answer.unwrap_or_else(|error: std::io::Error| {
-            match error.raw_os_error() {
-                Some(libc::EAGAIN) => "AGAIN".into(),
-                Some(libc::EINTR) => "INTR".into(),
-                _ => format!("{error}"),
-            }
+        let answer = answer.unwrap_or_else(|error: std::io::Error| match error.raw_os_error() {
+            Some(libc::EAGAIN) => "AGAIN".into(),
+            Some(libc::EINTR) => "INTR".into(),
+            _ => format!("{error}"),
         });
         println!("answer: {answer}");
     }
@@ -174,13 +200,19 @@ pub fn client_main() {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
 }
 
 fn read_at(file: &File, offset: &str) -> std::io::Result<String> {
     use std::os::unix::fs::FileExt;
     let mut byte = [0];
-    file.read_at(&mut byte, offset.parse().expect("number")).map(|count| count.to_string())
+    file.read_at(&mut byte, offset.parse().expect("number"))
+        .map(|count| count.to_string())
 }
 
 fn flock(file: &File, kind: &str) -> std::io::Result<String> {
@@ -199,7 +231,13 @@ fn flock(file: &File, kind: &str) -> std::io::Result<String> {
     Ok("ok".into())
 }
 
-fn record_lock(file: &File, command: i32, kind: &str, start: &str, len: &str) -> std::io::Result<String> {
+fn record_lock(
+    file: &File,
+    command: i32,
+    kind: &str,
+    start: &str,
+    len: &str,
+) -> std::io::Result<String> {
     let l_type = match kind.as_bytes().first() {
         Some(b'r') => libc::F_RDLCK,
         Some(b'w') => libc::F_WRLCK,

@@ -63,15 +63,31 @@ impl Lists {
     fn remove(&mut self, file: FileId, owner: Owner, class: LockClass, range: Range) {
         let mut kept = Vec::new();
         for held in self.held.drain(..) {
-            if held.file != file || held.owner != owner || held.class != class || !overlap(held.range, range) {
+            if held.file != file
+                || held.owner != owner
+                || held.class != class
+                || !overlap(held.range, range)
+            {
                 kept.push(held);
                 continue;
             }
             if held.range.start < range.start {
-                kept.push(Held { range: Range { start: held.range.start, end: range.start - 1 }, ..held });
+                kept.push(Held {
+                    range: Range {
+                        start: held.range.start,
+                        end: range.start - 1,
+                    },
+                    ..held
+                });
             }
             if held.range.end > range.end {
-                kept.push(Held { range: Range { start: range.end + 1, end: held.range.end }, ..held });
+                kept.push(Held {
+                    range: Range {
+                        start: range.end + 1,
+                        end: held.range.end,
+                    },
+                    ..held
+                });
             }
         }
         self.held = kept;
@@ -103,7 +119,9 @@ impl Lists {
                     Ok(()) => granted.push(reply),
                     Err(_) => self.waiters.push(Waiter::Lock(request, reply)),
                 },
-                Waiter::Io(io, reply) if self.io_conflict(&io) => self.waiters.push(Waiter::Io(io, reply)),
+                Waiter::Io(io, reply) if self.io_conflict(&io) => {
+                    self.waiters.push(Waiter::Io(io, reply))
+                }
                 Waiter::Io(_, reply) => granted.push(reply),
             }
         }
@@ -122,11 +140,17 @@ impl LockService for ListLocks {
         let lists = self.lists();
         let found = match query.kind {
             LockKind::Unlock => lists.held.iter().copied().find(|held| {
-                held.file == query.file && held.owner == query.owner && overlap(held.range, query.range)
+                held.file == query.file
+                    && held.owner == query.owner
+                    && overlap(held.range, query.range)
             }),
             _ => lists.conflict(query),
         };
-        Ok(found.map(|held| Conflict { kind: held.kind, range: held.range, pid: held.pid }))
+        Ok(found.map(|held| Conflict {
+            kind: held.kind,
+            range: held.range,
+            pid: held.pid,
+        }))
     }
 
     fn setlk(&self, request: &LockRequest) -> Result<(), Errno> {
@@ -168,7 +192,9 @@ impl LockService for ListLocks {
 
     fn close_owner(&self, file: FileId, owner: Owner) {
         let mut lists = self.lists();
-        lists.held.retain(|held| held.file != file || held.owner != owner);
+        lists
+            .held
+            .retain(|held| held.file != file || held.owner != owner);
         let granted = lists.retry();
         drop(lists);
         granted.into_iter().for_each(|reply| reply.send(Ok(())));

@@ -34,7 +34,10 @@ impl TestMount {
 
     /// Mounts with options changed by `change`.
     pub fn with(change: impl FnOnce(&mut MountOptions)) -> TestMount {
-        let temp = tempfile::Builder::new().prefix("lockkeeper-test-").tempdir().expect("temp folder");
+        let temp = tempfile::Builder::new()
+            .prefix("lockkeeper-test-")
+            .tempdir()
+            .expect("temp folder");
         // Other users must be able to reach the mount.
         set_mode(temp.path(), 0o755);
         let mut options = MountOptions::new(temp.path().join("source"), temp.path().join("mnt"));
@@ -43,10 +46,20 @@ impl TestMount {
         let (unmounter, observer) = (session.unmounter(), session.observer());
         let (sender, ready) = mpsc::channel();
         let server = std::thread::spawn(move || {
-            session.run(|settled| sender.send(settled).expect("test listens")).expect("serves");
+            session
+                .run(|settled| sender.send(settled).expect("test listens"))
+                .expect("serves");
         });
-        let settled = ready.recv_timeout(Duration::from_secs(10)).expect("kernel says hello");
-        TestMount { unmounter, observer, server: Some(server), settled, temp }
+        let settled = ready
+            .recv_timeout(Duration::from_secs(10))
+            .expect("kernel says hello");
+        TestMount {
+            unmounter,
+            observer,
+            server: Some(server),
+            settled,
+            temp,
+        }
     }
 
     /// A path on the mount.
@@ -73,7 +86,12 @@ impl TestMount {
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&TestMount) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !wanted(self) {
-            assert!(Instant::now() < deadline, "{what}: {:?} {}", self.counts(), self.listing());
+            assert!(
+                Instant::now() < deadline,
+                "{what}: {:?} {}",
+                self.counts(),
+                self.listing()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -111,7 +129,9 @@ pub fn sh(folder: &Path, script: &str) -> String {
 /// The same as user and group `id`, with these supplementary groups.
 pub fn sh_as(id: u32, groups: &str, folder: &Path, script: &str) -> String {
     let mut command = Command::new("setpriv");
-    command.arg(format!("--reuid={id}")).arg(format!("--regid={id}"));
+    command
+        .arg(format!("--reuid={id}"))
+        .arg(format!("--regid={id}"));
     match groups {
         "" => command.arg("--clear-groups"),
         groups => command.arg(format!("--groups={groups}")),
@@ -120,9 +140,18 @@ pub fn sh_as(id: u32, groups: &str, folder: &Path, script: &str) -> String {
 }
 
 fn run(command: &mut Command) -> String {
-    let Output { status, mut stdout, stderr } =
-        command.stdin(Stdio::null()).env("LC_ALL", "C").output().expect("runs");
+    let Output {
+        status,
+        mut stdout,
+        stderr,
+    } = command
+        .stdin(Stdio::null())
+        .env("LC_ALL", "C")
+        .output()
+        .expect("runs");
     stdout.extend(stderr);
-    let code = status.code().map_or("killed".into(), |code| code.to_string());
+    let code = status
+        .code()
+        .map_or("killed".into(), |code| code.to_string());
     format!("{}[{code}]", String::from_utf8_lossy(&stdout))
 }

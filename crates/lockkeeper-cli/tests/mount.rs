@@ -1,0 +1,255 @@
+//! The life of `lockkeeper mount`: how it starts, what it leaves, what it says when it cannot.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+
+/// A temporary folder whose `mnt` is unmounted before it goes, whatever happens.
+struct Place {
+    temp: tempfile::TempDir,
+    children: Vec<Child>,
+}
+
+impl Place {
+    fn new() -> Place {
+        let temp = tempfile::Builder::new()
+            .prefix("lockkeeper-test-")
+            .tempdir()
+            .expect("temp folder");
+        Place {
+            temp,
+            children: Vec::new(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    /// `lockkeeper mount source mnt …` in the temporary folder.
+    fn mount(&self, options: &[&str]) -> Output {
+        self.command(&[&["mount", "source", "mnt", "--status", "sock"], options].concat())
+            .output()
+            .expect("runs")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(arguments)
+            .current_dir(self.temp.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The same in the foreground; returns its number among the children.
+    fn mount_in_foreground(&mut self) -> usize {
+        let out = fs::File::create(self.path("out")).expect("creates");
+        let child = self
+            .command(&["mount", "source", "mnt", "--status", "sock"])
+            .stdout(out)
+            .spawn()
+            .expect("starts");
+        self.children.push(child);
+        self.wait_for("Ctrl-C", |place| {
+            text(&place.path("out")).contains("Ctrl-C")
+        });
+        self.children.len() - 1
+    }
+
+    fn is_mounted(&self) -> bool {
+        let canonical = self
+            .temp
+            .path()
+            .canonicalize()
+            .expect("is there")
+            .join("mnt");
+        text(Path::new("/proc/self/mountinfo")).contains(&format!(" {} ", canonical.display()))
+    }
+
+    fn wait_for(&self, what: &str, done: impl Fn(&Place) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while !done(self) {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, pid: u32, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process id");
+        rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    fn daemon_pid(&self) -> u32 {
+        text(&self.path("pid"))
+            .trim()
+            .parse()
+            .expect("a process id")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = Command::new("umount")
+                .arg("-l")
+                .arg(self.path("mnt"))
+                .status();
+        }
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn in_the_foreground_it_makes_its_folders_says_what_to_try_and_leaves_on_ctrl_c() {
+    use rustix::process::Signal;
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut place = Place::new();
+        let server = place.mount_in_foreground();
+        let welcome = text(&place.path("out"));
+        assert!(
+            welcome.contains("Created the folder source")
+                && welcome.contains("Created the folder mnt")
+        );
+        assert!(
+            welcome.contains("Data: ") && welcome.contains("flock -n"),
+            "{welcome}"
+        );
+        assert!(welcome.lines().count() <= 24, "one screen");
+        fs::write(place.path("mnt/f"), "through").expect("writes");
+        assert_eq!(text(&place.path("source/f")), "through");
+        let mut report = String::new();
+        UnixStream::connect(place.path("sock"))
+            .expect("listens")
+            .read_to_string(&mut report)
+            .expect("reads");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!(report["pid"], place.children[server].id());
+        place.signal(place.children[server].id(), signal);
+        let status = place.children[server].wait().expect("ends");
+        assert!(status.success(), "{status}");
+        assert!(!place.is_mounted());
+        assert!(!place.path("sock").exists());
+        assert!(text(&place.path("out")).ends_with("is unmounted.\n"));
+    }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn a_busy_mount_is_detached_and_its_server_ends() {
+    let mut place = Place::new();
+    let server = place.mount_in_foreground();
+    let file = fs::File::create(place.path("mnt/f")).expect("creates");
+    place.signal(place.children[server].id(), rustix::process::Signal::TERM);
+    place.wait_for("detached", |place| !place.is_mounted());
+    assert!(place.children[server].wait().expect("ends").success());
+    drop(file);
+    assert!(!place.path("sock").exists());
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn a_daemon_is_ready_when_its_starter_returns_and_a_killed_one_is_replaced() {
+    let place = Place::new();
+    let output = place.mount(&["--daemon", "--pid-file", "pid"]);
+    assert!(output.status.success(), "{}", said(&output));
+    fs::write(place.path("mnt/f"), "kept").expect("the mount is ready");
+    let second = place.mount(&["--daemon"]);
+    assert!(!second.status.success());
+    assert!(
+        said(&second).contains("already a lockkeeper mount"),
+        "{}",
+        said(&second)
+    );
+    // Killed, it leaves a mount that answers ENOTCONN, and its files.
+    place.signal(place.daemon_pid(), rustix::process::Signal::KILL);
+    place.wait_for("dead", |place| {
+        fs::metadata(place.path("mnt"))
+            .is_err_and(|error| error.raw_os_error() == Some(libc_enotconn()))
+    });
+    let again = place.mount(&["--daemon", "--pid-file", "pid"]);
+    assert!(again.status.success(), "{}", said(&again));
+    assert!(
+        said(&again).contains("Removed a dead mount"),
+        "{}",
+        said(&again)
+    );
+    assert_eq!(text(&place.path("mnt/f")), "kept");
+    place.signal(place.daemon_pid(), rustix::process::Signal::TERM);
+    place.wait_for("gone", |place| {
+        !place.is_mounted() && !place.path("pid").exists()
+    });
+    place.wait_for("socket gone", |place| !place.path("sock").exists());
+}
+
+fn libc_enotconn() -> i32 {
+    rustix::io::Errno::NOTCONN.raw_os_error()
+}
+
+#[test]
+fn what_cannot_be_mounted_is_named() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").expect("writes");
+    fs::create_dir(place.path("source")).expect("mkdir");
+    for (arguments, named) in [
+        (&["mount", "source", "source/mnt"][..], "inside the source"),
+        (&["mount", "file", "mnt"], "file is not a folder"),
+        (&["mount", "source", "file"], "file is not a folder"),
+        (&["mount", "source", "mnt", "-o", "colour"], "colour"),
+        (&["mount", "source", "mnt", "--cache=-1"], "-1"),
+        (
+            &["mount", "source", "/proc/nowhere"],
+            "cannot create the folder /proc/nowhere",
+        ),
+        (
+            &["mount", "source", "mnt", "--log-file", "no/such/folder"],
+            "no/such/folder",
+        ),
+        (
+            &["mount", "source", "source/mnt", "--daemon"],
+            "inside the source",
+        ),
+    ] {
+        let output = place.command(arguments).output().expect("runs");
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(
+            said(&output).contains(named),
+            "{arguments:?}: {}",
+            said(&output)
+        );
+        assert!(!place.is_mounted());
+    }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn the_doctor_proves_that_a_mount_works() {
+    let output = Place::new().command(&["doctor"]).output().expect("runs");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).contains("works, with locks"),
+        "{}",
+        said(&output)
+    );
+}
