@@ -31,6 +31,8 @@ impl Device {
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         loop {
             match rustix::io::read(self.0.as_fd(), &mut *buffer) {
+                // The device never says this; a socket in its place does when the other end is closed.
+                Ok(0) => return Ok(None),
                 Ok(len) => return Ok(Some(len)),
                 // ENOENT: the request was interrupted before it was read.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}

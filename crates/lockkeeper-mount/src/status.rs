@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,6 +55,15 @@ impl StatusSocket {
         {
             fs::create_dir_all(folder)?;
             fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+        }
+        if let Some(folder) = path.parent()
+            && folder == default_folder()
+            && fs::symlink_metadata(folder)?.uid() != rustix::process::getuid().as_raw()
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("{} belongs to somebody else", folder.display()),
+            ));
         }
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
         if let Ok(metadata) = fs::symlink_metadata(path)
