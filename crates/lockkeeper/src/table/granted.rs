@@ -118,6 +118,9 @@ impl Order for ByPlace {
         }
         nodes[id].max_end = max_end;
     }
+    fn summarize_leaf(node: &mut Record) {
+        node.max_end = node.range.end();
+    }
 }
 
 /// By owner, then first byte.
@@ -178,6 +181,9 @@ impl<T> Locks<T> {
         lock_type: LockType,
     ) -> u32 {
         let [reads, writes] = self.granted[space as usize].place;
+        if writes == NIL && reads == NIL {
+            return NIL;
+        }
         let write = self.first_overlap(writes, range, owner);
         if lock_type == LockType::Read || reads == NIL {
             return write;
@@ -366,6 +372,9 @@ impl<T> Locks<T> {
             if kept == NIL {
                 kept = id;
             } else {
+                // As old as its oldest part.
+                let since = locks.records[id].since.min(locks.records[kept].since);
+                locks.records[kept].since = since;
                 locks.drop_record(id);
             }
         });
@@ -465,6 +474,7 @@ impl<T> Locks<T> {
         }
     }
 
+    #[inline]
     fn insert_record(
         &mut self,
         space: Space,
@@ -516,6 +526,7 @@ impl<T> Locks<T> {
     }
 
     /// Case (2): the record goes, and every request beneath it is pending.
+    #[inline]
     fn drop_record(&mut self, id: u32) {
         self.loosen_record(id, None);
         let Record {
@@ -526,7 +537,7 @@ impl<T> Locks<T> {
         let place = &mut granted.place[lock_type as usize];
         *place = avl::remove::<ByPlace>(&mut self.records, *place, id);
         granted.own = avl::remove::<ByOwner>(&mut self.records, granted.own, id);
-        self.records.remove(id);
+        self.records.free(id);
     }
 
     /// Cases (3) and (4): what no longer conflicts with the rest is pending.

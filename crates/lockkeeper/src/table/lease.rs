@@ -157,6 +157,8 @@ impl<T> Locks<T> {
         cx: &Context<'_>,
     ) -> Result<(), LockError> {
         self.expire_leases(cx)?;
+        // An opener that waited for what is overdue goes before a new lease.
+        self.settle(cx);
         let owner = Owner::from(owner);
         let is_forbidden = !is_delegation
             && match lock_type {

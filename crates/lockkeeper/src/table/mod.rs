@@ -260,7 +260,11 @@ impl<T> Table<T> {
                 && held.range.overlaps(request.range)
             {
                 let is_plain = request.space == Space::Records;
-                return is_plain.then(|| Err(LockError::Conflict(held.info())));
+                return if is_plain {
+                    self.conflict_in_few(request)
+                } else {
+                    None
+                };
             }
         }
         if request.is_access {
@@ -272,7 +276,11 @@ impl<T> Table<T> {
                 if held.range != request.range {
                     return None; // To join, cut or replace.
                 }
-                held.lock_type = request.lock_type;
+                if held.lock_type != request.lock_type {
+                    held.lock_type = request.lock_type;
+                    held.taken_by = request.taken_by;
+                    held.since = now;
+                }
             }
             (None, Some(free)) => {
                 self.few[free] = Some(Held {
@@ -288,6 +296,13 @@ impl<T> Table<T> {
         }
         self.acquisitions += 1;
         Some(Ok(()))
+    }
+
+    /// The error that names the first lock in the way.
+    #[cold]
+    fn conflict_in_few(&self, request: &Request) -> Option<Result<(), LockError>> {
+        self.test(request)
+            .map(|info| Err(LockError::Conflict(info)))
     }
 
     /// Gives up the owner's record locks on `range`: F_SETLK with F_UNLCK. What
@@ -390,8 +405,8 @@ impl<T> Table<T> {
         let id = locks.enlist(request, None, may_be_offered, ticket, &cx)?;
         match locks.obstacle(&locks.waiters[id].request, &cx) {
             Some(obstacle) => locks.attach(id, obstacle, &cx),
-            // Not reached: the try met an obstacle, and nothing has changed.
-            None => locks.let_pass(id, &cx),
+            // The try dropped a flock, and who was ahead has had it and is gone.
+            None => locks.look_at(id, &cx),
         }
         locks.settle(&cx);
         Ok(Lock::Waiting(locks.waiter_id(id)))
@@ -997,7 +1012,7 @@ impl<T> Table<T> {
         match locks.lease_to_await(id, &cx) {
             Some(lease) => locks.attach(id, Obstacle::Lease(lease), &cx),
             // Not reached: the try met a lease, and nothing has changed.
-            None => locks.let_pass(id, &cx),
+            None => locks.look_at(id, &cx),
         }
         locks.settle(&cx);
         Ok(Lock::Waiting(locks.waiter_id(id)))

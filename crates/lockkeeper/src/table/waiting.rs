@@ -11,8 +11,10 @@
 //!    it is marked `is_soft`.)
 //! 2. The waiters directly beneath one blocker do not conflict with each other.
 //! 3. When a lock goes, shrinks or weakens, the waiters directly beneath it that
-//!    no longer conflict with it are looked at, in order of arrival, and no
-//!    others. Each is granted, refused, or hung beneath another blocker.
+//!    no longer conflict with it are looked at, in order of arrival. Each is
+//!    granted, refused, or hung beneath another blocker. Of those that still
+//!    conflict with what is left of the lock, only the branches are looked at,
+//!    unless they are of one class and so conflict with it too.
 //! 4. A granted waiter takes its whole branch along, asleep: whoever waited for
 //!    the waiter waits for its lock.
 //! 5. A waiter that is hung elsewhere or cancelled lets go of its branch, since
@@ -148,6 +150,8 @@ pub(crate) struct Waiter<T> {
     is_soft: bool,
     /// All that hangs beneath it, at any depth, is of its class.
     is_pure: bool,
+    /// Some that hang beneath it, at any depth, may be soft.
+    is_above_soft: bool,
     /// Never queues for fairness alone: that closed a cycle.
     pub(crate) passes_queue: bool,
     /// Its descriptor is closed: it ends with EBADF where it would be granted.
@@ -212,6 +216,8 @@ pub(crate) struct Class {
     anchor: u32,
     /// How many newcomers were granted something that the class conflicts with.
     overtakings: u64,
+    /// That count when the oldest member became the oldest.
+    overtakings_before_head: u64,
     links: Links,
     height: u8,
     /// The greatest last byte in the subtree.
@@ -248,6 +254,9 @@ impl Order for ByBytes {
             }
         }
         nodes[id].max_end = max_end;
+    }
+    fn summarize_leaf(node: &mut Class) {
+        node.max_end = node.range.end();
     }
 }
 
@@ -343,7 +352,7 @@ impl<T> Locks<T> {
             let oldest = self.oldest_of_others(class, &request.owner);
             if oldest != NIL
                 && self.waiters[oldest].arrival < arrival
-                && fair.is_exhausted(self.overtaken(oldest))
+                && fair.is_exhausted(self.overtaken_at_head(oldest))
                 // The waiter itself waits for this owner: it must pass.
                 && !self.own_excludes(request.space, &request.owner, class.range, class.lock_type)
             {
@@ -368,6 +377,23 @@ impl<T> Locks<T> {
         let by_newcomers = match waiter.class {
             NIL => 0,
             class => self.classes[class].overtakings - waiter.overtakings_before,
+        };
+        by_newcomers + u64::from(waiter.overtaken_in_queue)
+    }
+
+    /// The same since it became the oldest of its class: what the fairness bound
+    /// limits. Those behind the oldest are overtaken along with it, but if that
+    /// counted against the bound, a long queue would use it up before its members
+    /// came to the front, and every lock would be handed from sleeper to sleeper.
+    fn overtaken_at_head(&self, id: u32) -> u64 {
+        let waiter = &self.waiters[id];
+        let by_newcomers = match waiter.class {
+            NIL => 0,
+            class => {
+                let class = &self.classes[class];
+                let before = class.overtakings_before_head.max(waiter.overtakings_before);
+                class.overtakings - before
+            }
         };
         by_newcomers + u64::from(waiter.overtaken_in_queue)
     }
@@ -471,6 +497,7 @@ impl<T> Locks<T> {
             is_woken: false,
             is_soft: false,
             is_pure: true,
+            is_above_soft: false,
             passes_queue: false,
             is_closed: false,
         });
@@ -502,6 +529,7 @@ impl<T> Locks<T> {
             tail: NIL,
             anchor: NIL,
             overtakings: 0,
+            overtakings_before_head: 0,
             links: Links::NONE,
             height: 0,
             max_end: request.range.end(),
@@ -524,7 +552,11 @@ impl<T> Locks<T> {
         }
         if class != NIL {
             match left {
-                NIL => self.classes[class].head = right,
+                NIL => {
+                    let class = &mut self.classes[class];
+                    class.head = right;
+                    class.overtakings_before_head = class.overtakings;
+                }
                 left => self.waiters[left].in_class.right = right,
             }
             match right {
@@ -637,16 +669,24 @@ impl<T> Locks<T> {
             self.classes[class].anchor = id;
         }
         if let Obstacle::Waiter(above) = obstacle {
-            if !self.waiters[id].is_pure || self.waiters[above].class != class {
-                self.mark_mixed(above);
-            }
+            let waiter = &self.waiters[id];
+            let is_mixed = !waiter.is_pure || self.waiters[above].class != class;
+            let is_soft = is_soft || waiter.is_above_soft;
+            self.mark_above(above, is_mixed, is_soft);
         }
     }
 
-    /// Marks a waiter and those above it as having another class beneath them.
-    fn mark_mixed(&mut self, mut id: u32) {
-        while self.waiters[id].is_pure {
-            self.waiters[id].is_pure = false;
+    /// Marks a waiter and those above it as having another class beneath them, or
+    /// a soft waiter.
+    fn mark_above(&mut self, mut id: u32, is_mixed: bool, is_soft: bool) {
+        loop {
+            let waiter = &mut self.waiters[id];
+            let is_marked = (!is_mixed || !waiter.is_pure) && (!is_soft || waiter.is_above_soft);
+            if is_marked {
+                return;
+            }
+            waiter.is_pure &= !is_mixed;
+            waiter.is_above_soft |= is_soft;
             match self.blocker_of(id) {
                 Some(Obstacle::Waiter(above)) => id = above,
                 _ => return,
@@ -697,6 +737,7 @@ impl<T> Locks<T> {
                 self.set_branch(beneath, NIL);
                 if let Obstacle::Waiter(above) = beneath {
                     self.waiters[above].is_pure = true;
+                    self.waiters[above].is_above_soft = false;
                 }
             }
             if class != NIL && self.classes[class].anchor == id {
@@ -734,7 +775,9 @@ impl<T> Locks<T> {
     }
 
     /// Detaches those directly beneath a record that no longer conflict with it,
-    /// all of them if it is about to go (`rest` is `None`).
+    /// all of them if it is about to go (`rest` is `None`). One that still does
+    /// may have others beneath it that no longer do: it lets go of them (rule 1).
+    #[inline]
     pub(crate) fn loosen_record(&mut self, id: u32, rest: Option<Range>) {
         if self.records[id].branch == NIL {
             return;
@@ -749,6 +792,8 @@ impl<T> Locks<T> {
             let request = &self.waiters[child].request;
             if !request.range.overlaps(rest) || !request.lock_type.excludes(lock_type) {
                 self.detach(child);
+            } else if !self.waiters[child].is_pure {
+                self.detach_branch(Obstacle::Waiter(child));
             }
             child = next;
         }
@@ -936,7 +981,8 @@ impl<T> Locks<T> {
         }
     }
 
-    fn look_at(&mut self, id: u32, cx: &Context<'_>) {
+    /// Grants a pending waiter its lock, offers it, or hangs it where it belongs.
+    pub(crate) fn look_at(&mut self, id: u32, cx: &Context<'_>) {
         if let Some(obstacle) = self.obstacle_of_waiter(id, cx) {
             self.counters.requeues += 1;
             return self.attach(id, obstacle, cx);
@@ -1163,7 +1209,8 @@ impl<T> Locks<T> {
     /// Hangs those beneath a waiter that is about to go beside it, where rules 1
     /// and 2 are sure to hold: they conflict with all its ancestors, and being of
     /// its class they conflict with none of its siblings, unless one of these is
-    /// of the leaving waiter's owner.
+    /// of the leaving waiter's owner. What queues beneath them for fairness alone
+    /// may have done so for the leaving waiter's sake, and is looked at.
     fn splice_branch(&mut self, id: u32) {
         let waiter = &self.waiters[id];
         let (class, blocker) = (waiter.class, waiter.blocker);
@@ -1183,6 +1230,9 @@ impl<T> Locks<T> {
             if self.waiters[child].class == class && !self.waiters[child].is_soft {
                 self.unlink(child);
                 self.link(child, beneath, false);
+                if self.waiters[child].is_above_soft {
+                    self.detach_branch(Obstacle::Waiter(child));
+                }
             }
             child = next;
         }
@@ -1199,7 +1249,9 @@ impl<T> Locks<T> {
         }
     }
 
-    /// Ends what the owner waits for with EINTR.
+    /// Ends what the owner waits for with EINTR. Nobody is looked at yet: what
+    /// the owner holds is about to go, too, and a second wait of its own must not
+    /// be granted by the end of the first.
     pub(crate) fn interrupt_waits(&mut self, space: Space, owner: &Owner, cx: &Context<'_>) {
         loop {
             // A waiter that has ended is not in this index any more.
@@ -1208,13 +1260,21 @@ impl<T> Locks<T> {
                 return;
             }
             self.splice_branch(id);
-            self.unlink(id);
-            self.detach_branch(Obstacle::Waiter(id));
-            self.discharge(id, cx);
-            self.finish(id, Verdict::Interrupted);
+            self.refuse(id, Verdict::Interrupted, cx);
             self.counters.cancels += 1;
-            self.settle(cx);
         }
+    }
+
+    /// Ends a wait with this verdict, wherever the waiter is.
+    fn refuse(&mut self, id: u32, verdict: Verdict, cx: &Context<'_>) {
+        if self.waiters[id].state == State::Pending {
+            self.pending = avl::remove::<ByArrival<T>>(&mut self.waiters, self.pending, id);
+        } else {
+            self.unlink(id);
+        }
+        self.detach_branch(Obstacle::Waiter(id));
+        self.discharge(id, cx);
+        self.finish(id, verdict);
     }
 
     /// Looks again at a waiter that queued for fairness alone, and lets it pass.
@@ -1235,14 +1295,7 @@ impl<T> Locks<T> {
                 if id == NIL {
                     break;
                 }
-                if self.waiters[id].state == State::Pending {
-                    self.pending = avl::remove::<ByArrival<T>>(&mut self.waiters, self.pending, id);
-                } else {
-                    self.unlink(id);
-                }
-                self.detach_branch(Obstacle::Waiter(id));
-                self.discharge(id, cx);
-                self.finish(id, verdict);
+                self.refuse(id, verdict, cx);
             }
         }
     }
@@ -1308,6 +1361,11 @@ impl<T> Locks<T> {
                         assert_eq!(self.waiters[child].class, waiter.class, "not pure");
                         assert!(self.waiters[child].is_pure, "not pure");
                     }
+                }
+                for child in self.beneath(waiter.branch) {
+                    let below = &self.waiters[child];
+                    let is_soft = below.is_soft || below.is_above_soft;
+                    assert!(waiter.is_above_soft || !is_soft, "a soft waiter unmarked");
                 }
             }
             if waiter.class != NIL {

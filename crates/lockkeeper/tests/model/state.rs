@@ -81,8 +81,14 @@ pub struct Waiter {
     pub may_be_stale: bool,
     /// Newcomers that were granted what it conflicts with.
     pub newcomers: u64,
+    /// The same since the oldest of its like came to the head of their queue.
+    pub newcomers_at_head: u64,
+    /// What the table may have counted at most since then.
+    pub overtaken_at_head_at_most: u64,
     /// At most so many were granted anything like it since it came.
     pub overtaken_at_most: u64,
+    /// Those of them that had waited, too.
+    pub overtaken_by_juniors_at_most: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -146,6 +152,8 @@ pub struct Model {
     /// Told on any call on leases.
     pub latest: Time,
     pub arrivals: u64,
+    /// Openers that an overdue lease let go before a new one was taken.
+    pub let_go: Vec<u64>,
 }
 
 pub const BREAK_SECONDS: u64 = 10;
@@ -166,6 +174,7 @@ impl Model {
             latest_for_sure: Time(0),
             latest: Time(0),
             arrivals: 0,
+            let_go: Vec::new(),
         }
     }
 
@@ -321,6 +330,11 @@ impl Model {
             || self.leases.iter().any(|lease| lease.stops(want))
     }
 
+    /// Whether nothing was in a waiter's way at some moment of this step.
+    pub fn is_free(&self, waiter: &Waiter) -> bool {
+        self.let_go.contains(&waiter.arrival) || !self.is_stopped_by_a_lock(&waiter.want)
+    }
+
     /// The owner of `want` holds what `waiter` waits for, and so never queues
     /// behind it.
     pub fn is_exempt(&self, want: &Want, waiter: &Waiter) -> bool {
@@ -331,14 +345,8 @@ impl Model {
 
     // ---- Newcomers ---------------------------------------------------------
 
-    /// A request comes. `overtaken` tells how often the table says that each
-    /// waiter has been overtaken.
-    pub fn newcomer(
-        &mut self,
-        want: &Want,
-        now: Time,
-        overtaken: impl Fn(WaiterId) -> u64,
-    ) -> Meets {
+    /// A request comes.
+    pub fn newcomer(&mut self, want: &Want, now: Time) -> Meets {
         if want.space == Space::Flocks {
             let own = self
                 .granted
@@ -371,10 +379,10 @@ impl Model {
             for (index, waiter) in self.waiters.iter().enumerate() {
                 if waiter.want.conflicts(want)
                     && !self.is_exempt(want, waiter)
-                    && overtaken(waiter.id) >= bound
+                    && waiter.overtaken_at_head_at_most >= bound
                 {
                     ahead.push(index);
-                    must |= waiter.newcomers >= bound;
+                    must |= waiter.newcomers_at_head >= bound;
                 }
             }
             if !ahead.is_empty() {
@@ -384,15 +392,27 @@ impl Model {
         self.grant_newcomer(want, now)
     }
 
+    /// Lets a newcomer past those that it need not queue behind.
+    pub fn pass(&mut self, meets: Meets, want: &Want, now: Time) -> Meets {
+        match meets {
+            Meets::Queue { must: false, .. } => self.grant_newcomer(want, now),
+            _ => meets,
+        }
+    }
+
     /// Grants a newcomer what nothing is in the way of.
-    pub fn grant_newcomer(&mut self, want: &Want, now: Time) -> Meets {
+    fn grant_newcomer(&mut self, want: &Want, now: Time) -> Meets {
         if let Some(kind) = self.hold(want, now) {
             return Meets::Limit(kind);
         }
         if !want.is_access {
             for waiter in &mut self.waiters {
-                waiter.newcomers += u64::from(waiter.want.conflicts(want));
-                waiter.overtaken_at_most += u64::from(waiter.want.clashes(want));
+                let conflicts = u64::from(waiter.want.conflicts(want));
+                let clashes = u64::from(waiter.want.clashes(want));
+                waiter.newcomers += conflicts;
+                waiter.newcomers_at_head += conflicts;
+                waiter.overtaken_at_most += clashes;
+                waiter.overtaken_at_head_at_most += clashes;
             }
         }
         Meets::Free
@@ -442,7 +462,10 @@ impl Model {
             passes_queue: false,
             may_be_stale: false,
             newcomers: 0,
+            newcomers_at_head: 0,
+            overtaken_at_head_at_most: 0,
             overtaken_at_most: 0,
+            overtaken_by_juniors_at_most: 0,
         });
     }
 
@@ -452,29 +475,49 @@ impl Model {
         self.waiters.iter().position(|waiter| waiter.id == id)
     }
 
+    /// Takes a waiter away. Overtakings count from when one comes to the head of
+    /// the queue of its like, so those behind an oldest one begin anew.
+    pub fn remove(&mut self, index: usize) -> Waiter {
+        let waiter = self.waiters.remove(index);
+        let is_like = |other: &Waiter| {
+            other.want.space == waiter.want.space
+                && other.want.range == waiter.want.range
+                && other.want.lock_type == waiter.want.lock_type
+        };
+        let was_oldest = !self.waiters[..index].iter().any(is_like);
+        for other in self
+            .waiters
+            .iter_mut()
+            .filter(|other| was_oldest && is_like(other))
+        {
+            other.newcomers_at_head = 0;
+            other.overtaken_at_head_at_most = other.overtaken_by_juniors_at_most;
+        }
+        waiter
+    }
+
     /// Takes a waiter away that was granted what it asked for; the limit that
     /// forbade it after all.
     pub fn grant_waiter(&mut self, index: usize, now: Time) -> Option<LimitKind> {
-        let waiter = self.waiters.remove(index);
+        let waiter = self.remove(index);
         if waiter.want.space == Space::Openers {
-            assert!(
-                !self.is_stopped_by_a_lock(&waiter.want),
-                "an opener went past a lease"
-            );
+            assert!(self.is_free(&waiter), "an opener went past a lease");
         }
         let limit = self.hold(&waiter.want, now);
         if limit.is_none() && !waiter.want.is_access {
             for older in &mut self.waiters {
                 if older.arrival < waiter.arrival && older.want.clashes(&waiter.want) {
                     older.overtaken_at_most += 1;
+                    older.overtaken_at_head_at_most += 1;
+                    older.overtaken_by_juniors_at_most += 1;
                 }
             }
         }
         limit
     }
 
-    /// Older waiters that this one may not pass under the fairness bound.
-    pub fn is_held_back(&self, waiter: &Waiter, overtaken: &impl Fn(&Waiter) -> u64) -> bool {
+    /// Whether an older waiter held this one back, now or when it was looked at.
+    pub fn is_held_back(&self, waiter: &Waiter) -> bool {
         let Some(bound) = self.bound() else {
             return false;
         };
@@ -482,25 +525,26 @@ impl Model {
             && self.waiters.iter().any(|other| {
                 other.arrival < waiter.arrival
                     && other.want.conflicts(&waiter.want)
-                    && overtaken(other) >= bound
+                    && other.overtaken_at_most >= bound
                     && !self.is_exempt(&waiter.want, other)
             })
     }
 
     /// Whether there is a reason for this waiter to sleep.
-    pub fn may_sleep(&self, waiter: &Waiter, overtaken: &impl Fn(&Waiter) -> u64) -> bool {
+    pub fn may_sleep(&self, waiter: &Waiter) -> bool {
         let is_behind = |other: &&Waiter| {
             other.want.conflicts(&waiter.want) && (other.is_offered || waiter.may_be_stale)
         };
         self.is_stopped_by_a_lock(&waiter.want)
             || self.waiters.iter().any(|other| is_behind(&other))
-            || self.queues(waiter, overtaken)
+            || self.queues(waiter)
     }
 
-    /// Whether it queues behind an older one. It may do so although it holds by
+    /// Whether it queues behind an older one. It keeps its place when that one's
+    /// overtakings count anew from the head of its queue. It may do so although it holds by
     /// now what that one waits for: that closed a cycle, which is not the
     /// table's to see.
-    fn queues(&self, waiter: &Waiter, overtaken: &impl Fn(&Waiter) -> u64) -> bool {
+    fn queues(&self, waiter: &Waiter) -> bool {
         let Some(bound) = self.bound() else {
             return false;
         };
@@ -508,7 +552,7 @@ impl Model {
             && self.waiters.iter().any(|other| {
                 other.arrival < waiter.arrival
                     && other.want.conflicts(&waiter.want)
-                    && overtaken(other) >= bound
+                    && other.overtaken_at_most >= bound
             })
     }
 
@@ -562,6 +606,14 @@ impl Model {
         now: Time,
     ) -> Result<(), Option<LimitKind>> {
         self.expire(now);
+        let openers_waiting = self
+            .waiters
+            .iter()
+            .filter(|waiter| waiter.want.space == Space::Openers);
+        self.let_go = openers_waiting
+            .filter(|opener| !self.is_stopped_by_a_lock(&opener.want))
+            .map(|opener| opener.arrival)
+            .collect();
         let forbidding = match lock_type {
             LockType::Read => openers.writers,
             LockType::Write => openers.others,
