@@ -11,6 +11,9 @@
 //!   file. The old lock is dropped first, and the waiters it lets go race with the conversion.
 //! - *restart*: a signal with SA_RESTART to one who waits for a file on which others wait too. Those beneath
 //!   it are queued anew while it is itself.
+//! - *end*: `exit`, `kill` or `exec` that ends a waiting call on a file where others wait too, if the same
+//!   process also loses a lock there or ends a second such call. Those beneath the call are let go while
+//!   the lock goes, and may overtake those who waited for it.
 //! - *own overlap*: a call that waits for a range that overlaps another waiting call of the same owner.
 //!   When both are granted at once, the order decides what is left.
 //! - *taker*: an OFD lock through a description through which another process has set one. Which of the two
@@ -93,6 +96,8 @@ pub enum Avoided {
     Conversion,
     /// A restarted wait while others wait.
     Restart,
+    /// The end of a process that waits where others wait, and loses more than that.
+    End,
     /// Two waiting calls of one owner that overlap.
     OwnOverlap,
     /// A second process that sets OFD locks through a description.
@@ -339,6 +344,15 @@ impl Scene {
             let mut others = self.requests.iter().filter(|other| other.file == its.file);
             return (others.nth(1).is_some()).then_some(Avoided::Restart);
         }
+        if matches!(verb, Verb::Exit | Verb::Kill | Verb::Exec) {
+            let process = self.census.process_name(actor)?;
+            let keeps_locks = matches!(verb, Verb::Exec);
+            let races = self
+                .requests
+                .iter()
+                .any(|its| its.process == *process && self.end_races(its, keeps_locks));
+            return races.then_some(Avoided::End);
+        }
         let request = self.request(step)?;
         let of_the_file = || {
             let file = &request.file;
@@ -370,6 +384,18 @@ impl Scene {
             }
             _ => None,
         }
+    }
+
+    /// Whether others on the file of a request may overtake each other when its process ends.
+    fn end_races(&self, its: &Request, keeps_locks: bool) -> bool {
+        let (own, others): (Vec<&Request>, Vec<&Request>) = self
+            .requests
+            .iter()
+            .filter(|request| request.file == its.file)
+            .partition(|request| request.process == its.process);
+        let mut held = self.held.get(&its.file).into_iter().flatten();
+        let loses_a_lock = !keeps_locks && held.any(|item| item.actor == its.process);
+        !others.is_empty() && (loses_a_lock || own.len() > 1)
     }
 
     fn record(&mut self, line: usize, step: &Step, outcome: &Outcome) {
