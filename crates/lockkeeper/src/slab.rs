@@ -42,7 +42,8 @@ impl<N> Slab<N> {
 
     /// Makes room for `count` more, so that as many `insert`s cannot fail.
     ///
-    /// Grows by a quarter, not by doubling: the slots are what a lock costs.
+    /// Grows by a quarter, a large one by an eighth, not by doubling: the slots
+    /// are what a lock costs.
     #[inline]
     pub(crate) fn reserve(&mut self, count: u32) -> Result<(), Full> {
         let room = self.slots.capacity() - self.used as usize;
@@ -58,13 +59,15 @@ impl<N> Slab<N> {
         if len + count >= NIL as usize {
             return Err(Full);
         }
-        let more = count.max(len / 4).max(4);
+        let share = if len < 1024 { len / 4 } else { len / 8 };
+        let more = count.max(share).max(4);
         self.slots
             .try_reserve_exact(more)
             .or_else(|_| self.slots.try_reserve_exact(count))
             .map_err(|_| Full)
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, node: N) -> u32 {
         self.used += 1;
         if self.free != NIL {
@@ -80,6 +83,14 @@ impl<N> Slab<N> {
             self.slots.push(Slot::Used(node));
             (self.slots.len() - 1) as u32
         }
+    }
+
+    /// Drops a node where it is.
+    #[inline]
+    pub(crate) fn free(&mut self, id: u32) {
+        self.slots[id as usize] = Slot::Free(self.free);
+        self.free = id;
+        self.used -= 1;
     }
 
     pub(crate) fn remove(&mut self, id: u32) -> N {

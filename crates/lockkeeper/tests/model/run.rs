@@ -497,13 +497,16 @@ impl Run {
                 .cloned()
                 .collect();
             while !rest.is_empty() {
+                let is_free = |waiter: &Waiter| {
+                    waiter.is_closed
+                        || forced.results.contains_key(&waiter.arrival)
+                        || self.model.is_free(waiter)
+                };
+                // Those that hold nothing afterwards are in nobody's way.
                 let next = rest
                     .iter()
-                    .position(|waiter| {
-                        waiter.is_closed
-                            || forced.results.contains_key(&waiter.arrival)
-                            || self.model.is_free(waiter)
-                    })
+                    .position(|waiter| waiter.want.is_access && is_free(waiter))
+                    .or_else(|| rest.iter().position(is_free))
                     .unwrap_or_else(|| panic!("granted in spite of a lock: {rest:?}"));
                 let waiter = rest.remove(next);
                 let ending = self.end(&waiter, None, forced);
