@@ -33,8 +33,8 @@
 //! Exactly one thread reads the device. RELEASE is asynchronous: with two readers a program that closes a
 //! file and opens it again would meet its own old lock. And a wake-up across cpus costs more than all the
 //! work of a lock call, so the reader does that work itself. Nothing it does may take long: reads that the
-//! page cache cannot answer, writes, fsync, truncation and their like go to worker threads, which cannot
-//! break an order that matters (see [`fs`]); a lock request that must wait is a [`DeferredReply`] somewhere
+//! page cache cannot answer, large or slow writes, fsync, truncation and their like go to worker threads,
+//! which cannot break an order that matters (see [`fs`]); a lock request that must wait is a [`DeferredReply`] somewhere
 //! in the lock manager, and no thread at all.
 
 #![deny(missing_docs)]

@@ -1,7 +1,8 @@
 //! Contents: open, read, write, fsync, fallocate, lseek, copy_file_range, release.
 //!
-//! The reader answers a read itself if the page cache below has it (`RWF_NOWAIT`), since handing over
-//! to a worker costs more than copying. Everything that may wait for a disk goes to a worker. That
+//! The reader answers a read itself if the page cache below has it (`RWF_NOWAIT`), and does small writes
+//! as long as they are quick (see `pace`), since handing over to a worker costs more than copying.
+//! Everything that may wait for a disk goes to a worker. That
 //! breaks no order that a program can see: its call returns only when the worker has answered, and the
 //! kernel sends RELEASE only after the last such call on the file is over.
 
@@ -9,6 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -185,13 +187,17 @@ impl PassthroughFs {
         place: Place,
         out: &mut ReplyBuffer,
     ) -> Result<Served, Errno> {
-        // A writer that dirties too many pages is put to sleep: not here.
-        if place == Place::Reader {
-            return Ok(Served::Elsewhere);
+        let asked = OFlags::from_bits_retain(args.flags);
+        let begin = (place == Place::Reader).then(Instant::now);
+        if let Some(begin) = begin {
+            // O_DSYNC is in O_SYNC.
+            let must_wait = asked.intersects(OFlags::DSYNC | OFlags::DIRECT);
+            if must_wait || !self.pace.allows(data.len(), begin) {
+                return Ok(Served::Elsewhere);
+            }
         }
         let handle = self.handles.get(args.fh)?;
-        let append = OFlags::from_bits_retain(args.flags).contains(OFlags::APPEND);
-        let flags = if append {
+        let flags = if asked.contains(OFlags::APPEND) {
             ReadWriteFlags::APPEND
         } else {
             ReadWriteFlags::empty()
@@ -207,6 +213,9 @@ impl PassthroughFs {
                 Err(errno) if done == 0 => return Err(errno),
                 Err(_) => break,
             }
+        }
+        if let Some(begin) = begin {
+            self.pace.took(begin, Instant::now());
         }
         if args.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.strip_set_id(&handle.inode)?;

@@ -8,6 +8,7 @@ mod data;
 mod dir;
 pub mod inode;
 mod namespace;
+mod pace;
 mod reclaim;
 mod xattr;
 
@@ -77,6 +78,7 @@ pub struct PassthroughFs {
     backing: AtomicBool,
     setxattr_ext: AtomicBool,
     room: reclaim::Room,
+    pace: pace::Pace,
 }
 
 impl PassthroughFs {
@@ -103,6 +105,7 @@ impl PassthroughFs {
             backing: AtomicBool::new(false),
             setxattr_ext: AtomicBool::new(false),
             room: reclaim::Room::of_this_process(),
+            pace: pace::Pace::default(),
         })
     }
 
