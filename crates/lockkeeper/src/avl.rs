@@ -40,6 +40,9 @@ pub(crate) trait Order {
 
     /// Recomputes what `node` knows of its subtree, from its children.
     fn summarize(_nodes: &mut Slab<Self::Node>, _id: u32) {}
+
+    /// The same for a node without children.
+    fn summarize_leaf(_node: &mut Self::Node) {}
 }
 
 fn height<O: Order>(nodes: &Slab<O::Node>, id: u32) -> u8 {
@@ -94,23 +97,43 @@ fn balance<O: Order>(nodes: &mut Slab<O::Node>, id: u32) -> u32 {
 
 /// Puts `new`, which is in no tree of this order, into the tree at `root`;
 /// returns the new root.
+#[inline]
 pub(crate) fn insert<O: Order>(nodes: &mut Slab<O::Node>, root: u32, new: u32) -> u32 {
+    let node = &mut nodes[new];
+    *O::links_mut(node) = Links::NONE;
+    O::set_height(node, 1);
+    O::summarize_leaf(node);
     if root == NIL {
-        *O::links_mut(&mut nodes[new]) = Links::NONE;
-        refresh::<O>(nodes, new);
+        new
+    } else {
+        insert_below::<O>(nodes, root, new)
+    }
+}
+
+fn insert_below<O: Order>(nodes: &mut Slab<O::Node>, root: u32, new: u32) -> u32 {
+    if root == NIL {
         return new;
     }
     let links = *O::links(&nodes[root]);
     if O::compare((new, &nodes[new]), (root, &nodes[root])).is_lt() {
-        O::links_mut(&mut nodes[root]).left = insert::<O>(nodes, links.left, new);
+        O::links_mut(&mut nodes[root]).left = insert_below::<O>(nodes, links.left, new);
     } else {
-        O::links_mut(&mut nodes[root]).right = insert::<O>(nodes, links.right, new);
+        O::links_mut(&mut nodes[root]).right = insert_below::<O>(nodes, links.right, new);
     }
     balance::<O>(nodes, root)
 }
 
 /// Takes `old` out of the tree at `root`; returns the new root.
+#[inline]
 pub(crate) fn remove<O: Order>(nodes: &mut Slab<O::Node>, root: u32, old: u32) -> u32 {
+    let links = O::links(&nodes[root]);
+    if root == old && links.left == NIL && links.right == NIL {
+        return NIL;
+    }
+    remove_below::<O>(nodes, root, old)
+}
+
+fn remove_below<O: Order>(nodes: &mut Slab<O::Node>, root: u32, old: u32) -> u32 {
     debug_assert_ne!(root, NIL, "the node is not in this tree");
     let links = *O::links(&nodes[root]);
     if old == root {
@@ -128,9 +151,9 @@ pub(crate) fn remove<O: Order>(nodes: &mut Slab<O::Node>, root: u32, old: u32) -
         return balance::<O>(nodes, next);
     }
     if O::compare((old, &nodes[old]), (root, &nodes[root])).is_lt() {
-        O::links_mut(&mut nodes[root]).left = remove::<O>(nodes, links.left, old);
+        O::links_mut(&mut nodes[root]).left = remove_below::<O>(nodes, links.left, old);
     } else {
-        O::links_mut(&mut nodes[root]).right = remove::<O>(nodes, links.right, old);
+        O::links_mut(&mut nodes[root]).right = remove_below::<O>(nodes, links.right, old);
     }
     balance::<O>(nodes, root)
 }

@@ -142,8 +142,13 @@ pub struct WaiterId {
 /// How many newcomers may overtake a waiter before they queue behind it.
 ///
 /// A newcomer *overtakes* a waiter when it is granted a lock that the waiter's
-/// request conflicts with. Owners for whom the waiter itself waits are never
-/// queued behind it: that would be a deadlock made by fairness.
+/// request conflicts with. That counts against the bound while the waiter is at
+/// the head of its queue: the oldest of those that wait for the same bytes and
+/// type. So whoever is `n`-th in a queue lets at most `n` times the bound pass,
+/// and nobody starves, however long the queue is.
+///
+/// Owners for whom the waiter itself waits are never queued behind it: that
+/// would be a deadlock made by fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fairness {
     /// Linux: without end. Readers can starve a writer.

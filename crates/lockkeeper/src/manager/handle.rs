@@ -171,7 +171,7 @@ impl FileHandle {
     /// Whether there is anything to bring after a lock was granted to `owner`.
     #[inline]
     fn is_news(&self, table: &Table<Ticket>, owner: &Owner) -> bool {
-        table.has_news() || self.shared.registry.may_wait(owner)
+        table.has_news() || self.shared.registry.is_waiting(owner)
     }
 
     // ---- Calls that may wait -----------------------------------------------

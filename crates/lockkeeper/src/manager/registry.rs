@@ -2,7 +2,7 @@
 //!
 //! Written only where a request begins or ends to wait. The path where nobody
 //! waits does not come here, and a lock that is granted while others wait reads
-//! one counter: [`Registry::may_wait`].
+//! one counter: [`Registry::is_waiting`].
 
 use core::hash::{BuildHasher, Hash};
 
@@ -53,11 +53,18 @@ impl Registry {
         self.hasher.hash_one(owner)
     }
 
-    /// Whether this owner may have a request that waits; false is certain.
+    /// Whether this owner has a request that waits.
     #[inline]
-    pub(crate) fn may_wait(&self, owner: &Owner) -> bool {
-        let slot = self.hash(owner) as usize % SLOTS;
-        self.waiting[slot].load(Ordering::SeqCst) != 0
+    pub(crate) fn is_waiting(&self, owner: &Owner) -> bool {
+        let hash = self.hash(owner);
+        self.waiting[hash as usize % SLOTS].load(Ordering::SeqCst) != 0
+            && self.is_listed(hash, owner)
+    }
+
+    #[cold]
+    fn is_listed(&self, hash: u64, owner: &Owner) -> bool {
+        let shard = lock(self.shard(hash));
+        shard.find(hash, |entry| entry.owner == *owner).is_some()
     }
 
     fn shard(&self, hash: u64) -> &Mutex<HashTable<Entry>> {
@@ -67,7 +74,9 @@ impl Registry {
 
     pub(crate) fn begin(&self, owner: &Owner, file: &Arc<File>, id: WaiterId) {
         let hash = self.hash(owner);
-        lock(self.shard(hash)).insert_unique(
+        let mut shard = lock(self.shard(hash));
+        self.waiting[hash as usize % SLOTS].fetch_add(1, Ordering::SeqCst);
+        shard.insert_unique(
             hash,
             Entry {
                 owner: owner.clone(),
@@ -78,7 +87,6 @@ impl Registry {
             },
             |entry| self.hash(&entry.owner),
         );
-        self.waiting[hash as usize % SLOTS].fetch_add(1, Ordering::SeqCst);
     }
 
     pub(crate) fn end(&self, owner: &Owner, file: &Arc<File>, id: WaiterId) {

@@ -341,6 +341,8 @@ impl FileHandle {
             };
             let any = bringing.news.gather(&mut table);
             for ended in bringing.news.ended.iter().flatten() {
+                // Before asking whether its owner waits: not for this any more.
+                self.leave(&ended.ticket, ended.request.owner(), ended.id);
                 if ended.result.is_ok() {
                     self.suspect(&table, ended.request.owner(), &mut suspects);
                 }
@@ -365,7 +367,7 @@ impl FileHandle {
     /// Notes those whom a lock just granted to `owner` makes wait for it, if it
     /// waits itself somewhere.
     fn suspect(&self, table: &Table<Ticket>, owner: &Owner, suspects: &mut Vec<WaiterId>) {
-        if table.has_waiters() && self.shared.registry.may_wait(owner) {
+        if table.has_waiters() && self.shared.registry.is_waiting(owner) {
             table.visit_blocked_by(owner, &mut |id| suspects.push(id));
         }
     }
@@ -425,11 +427,11 @@ impl FileHandle {
     /// Whether somebody whom this request waits for may wait himself.
     fn may_close_cycle(&self, table: &Table<Ticket>, id: WaiterId) -> bool {
         let mut may = false;
-        table.visit_blockers(id, &mut |owner, edge| {
-            if edge == crate::table::Edge::Queue {
-                self.shared.has_queued.store(1, Ordering::SeqCst);
-            }
-            may = self.shared.registry.may_wait(owner);
+        if table.has_queued() {
+            self.shared.has_queued.store(1, Ordering::SeqCst);
+        }
+        table.visit_blockers(id, &mut |owner, _| {
+            may = self.shared.registry.is_waiting(owner);
             !may
         });
         may

@@ -176,6 +176,8 @@ pub(crate) struct Locks<T> {
     pub(crate) pending: u32,
     /// Finished waiters that nobody has taken yet.
     pub(crate) ready: (u32, u32),
+    /// Whether a request has ever queued for fairness alone.
+    pub(crate) has_queued: bool,
     /// The last arrival number given out.
     pub(crate) arrivals: u64,
     pub(crate) leases: Slab<Lease>,
@@ -197,6 +199,7 @@ impl<T> Locks<T> {
             waiting: [Waiting::NONE; 3],
             pending: NIL,
             ready: (NIL, NIL),
+            has_queued: false,
             arrivals: 0,
             leases: Slab::new(),
             counters: Counters::default(),

@@ -630,7 +630,8 @@ impl<T> Table<T> {
 
     /// Calls `visit` with the owner of every lock that the waiter conflicts with,
     /// until it returns false; or, if there is none, with the owner of the waiter
-    /// that it queues behind. Nothing for a waiter that was offered its lock.
+    /// that it queues behind, if that one is blocked itself. Nothing for a waiter
+    /// that was offered its lock, or queues behind one that was: its thread runs.
     pub fn visit_blockers(&self, id: WaiterId, visit: &mut dyn FnMut(&Owner, Edge) -> bool) {
         let Some(locks) = self.full_in_use() else {
             return;
@@ -663,10 +664,15 @@ impl<T> Table<T> {
             visit(&locks.records[record].owner, Edge::Lock)
         });
         if !found {
-            if let Some(Obstacle::Waiter(above)) = locks.blocker_of(slot) {
-                visit(&locks.waiters[above].request.owner, Edge::Queue);
+            if let Some(ahead) = locks.queued_behind(slot) {
+                visit(&locks.waiters[ahead].request.owner, Edge::Queue);
             }
         }
+    }
+
+    /// Whether any request has ever queued here for fairness alone.
+    pub fn has_queued(&self) -> bool {
+        self.full_in_use().is_some_and(|locks| locks.has_queued)
     }
 
     /// The lock of `blocker` that this waiter waits for; of several the one with

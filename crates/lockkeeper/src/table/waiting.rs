@@ -702,6 +702,20 @@ impl<T> Locks<T> {
         }
     }
 
+    /// The waiter that this one, which no lock stops, queues behind for fairness;
+    /// `None` if that is one that was offered its lock.
+    pub(crate) fn queued_behind(&self, id: u32) -> Option<u32> {
+        let mut at = id;
+        // Those that queue behind the same waiter may hang in a chain.
+        while self.waiters[at].is_soft {
+            match self.blocker_of(at) {
+                Some(Obstacle::Waiter(above)) => at = above,
+                _ => break,
+            }
+        }
+        (at != id).then_some(at)
+    }
+
     /// Takes a blocked or offered waiter from where it hangs; its own branch
     /// stays with it.
     fn unlink(&mut self, id: u32) {
@@ -835,6 +849,7 @@ impl<T> Locks<T> {
         let in_arrival_order = self.fairness(cx) != Fairness::Unlimited;
         let mut is_soft = false;
         if let Obstacle::Waiter(above) = obstacle {
+            self.has_queued = true;
             self.let_go_of(id, above);
             is_soft = self.waiters[above].blocker != NIL;
         }
@@ -987,8 +1002,8 @@ impl<T> Locks<T> {
             self.counters.requeues += 1;
             return self.attach(id, obstacle, cx);
         }
-        let is_offer =
-            self.waiters[id].may_be_offered && !self.fairness(cx).is_exhausted(self.overtaken(id));
+        let is_offer = self.waiters[id].may_be_offered
+            && !self.fairness(cx).is_exhausted(self.overtaken_at_head(id));
         if is_offer {
             self.offer(id);
         } else {
