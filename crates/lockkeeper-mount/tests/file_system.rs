@@ -382,6 +382,8 @@ fn no_user_gets_at_what_the_source_denies_him() {
         println!("skipped: to become other users takes root");
         return;
     }
+    // Without the tools both sides would agree on "not found".
+    assert!(sh(Path::new("/"), "command -v setfacl setfattr setpriv").ends_with("[0]"));
     for passthrough in [true, false] {
         let mount = TestMount::with(|options| {
             options.allow_other = true;
@@ -554,4 +556,41 @@ fn no_user_gets_at_what_the_source_denies_him() {
         }
         assert!(all, "see above");
     }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn an_ordinary_user_has_the_same_file_system() {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: all tests run as an ordinary user already");
+        return;
+    }
+    let device = fs::metadata("/dev/fuse").expect("there is a FUSE device");
+    if device.mode() & 0o006 != 0o006 {
+        println!("skipped: /dev/fuse is closed to ordinary users here (chmod 666 /dev/fuse)");
+        return;
+    }
+    // A copy of this program where he can reach it, run as him. Made by cp: a descriptor of ours that is
+    // open for writing could be inherited by what other tests start, and then it may not be run.
+    let temp = tempfile::tempdir().expect("temp folder");
+    set_mode(temp.path(), 0o755);
+    let copy = temp.path().join("tests");
+    let program = std::env::current_exe().expect("has a path");
+    assert_eq!(
+        sh(temp.path(), &format!("cp '{}' tests", program.display())),
+        "[0]"
+    );
+    set_mode(&copy, 0o755);
+    let outcome = sh_as(
+        NOBODY,
+        "",
+        Path::new("/"),
+        &format!(
+            "RUST_BACKTRACE=0 {} --ignored --test-threads 1",
+            copy.display()
+        ),
+    );
+    assert!(outcome.ends_with("[0]"), "{outcome}");
+    println!("{outcome}");
 }
