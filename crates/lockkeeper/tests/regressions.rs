@@ -5,8 +5,8 @@
 
 mod model;
 
-use lockkeeper::table::{BreakScope, Openers, Waits};
-use lockkeeper::{Fairness, LockType, Range};
+use lockkeeper::table::{BreakScope, Context, Lock, Openers, Request, Settings, Table, Waits};
+use lockkeeper::{Fairness, LockType, ProcessId, Range, Time};
 
 use model::ops::{Ask, Op, Pick, Setup, Step};
 use model::run_steps;
@@ -196,4 +196,81 @@ fn who_queued_behind_a_cancelled_waiter_is_looked_at_however_deep_it_hangs() {
             ],
         );
     }
+}
+
+#[test]
+fn who_queues_behind_one_that_was_offered_its_lock_is_blocked_by_nobody() {
+    // The second queued behind the first, which was offered its lock later.
+    run(
+        Setup::new(Fairness::FIFO),
+        [
+            Op::Try(record(7, W, 11, 11)),
+            Op::WaitForOffer(record(2, W, 0, 11)),
+            Op::Wait(Ask::Access(3, W, bytes(4, 4))),
+            Op::SetFairness(Some(Fairness::Unlimited)),
+            Op::Release(7, Waits::Keep),
+            Op::Look(record(0, W, 0, 0)),
+        ],
+    );
+}
+
+#[test]
+fn the_bound_set_for_a_live_tree_holds_from_then_on() {
+    // In Linux's order an older waiter comes to hang beneath a younger one; then
+    // arrival counts.
+    for fairness in [Fairness::FIFO, Fairness::Bounded(1)] {
+        run(
+            linux(),
+            [
+                Op::Try(record(0, W, 0, 4)),
+                Op::Try(record(1, W, 5, 9)),
+                Op::Wait(record(2, W, 5, 9)),
+                Op::Wait(record(3, W, 0, 9)),
+                Op::Wait(record(4, W, 0, 9)),
+                Op::Unlock(1, Range::WHOLE),
+                Op::SetFairness(Some(fairness)),
+                Op::Try(record(6, R, 11, 11)),
+                Op::Unlock(2, Range::WHOLE),
+                Op::Wait(record(7, W, 4, 5)),
+                Op::Unlock(0, Range::WHOLE),
+                Op::Unlock(3, Range::WHOLE),
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_chain_of_ten_thousand_waiters_needs_no_more_stack_than_one() {
+    let run = || {
+        let settings = Settings::new(Fairness::Unlimited);
+        let cx = Context::new(Time(1), &settings);
+        let ask = |owner| Request::record(ProcessId(owner), W, Range::WHOLE);
+        let mut table = Table::new();
+        table.try_lock(&ask(0), cx).expect("free");
+        let ids: Vec<_> = (1..=10_000)
+            .map(|owner| match table.lock(ask(owner), owner, cx) {
+                Ok(Lock::Waiting(id)) => id,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        table.check_invariants();
+        let snapshot = table.snapshot();
+        assert_eq!(snapshot.waiting.last().map(|view| view.depth), Some(9_999));
+        // From the middle, the top and the bottom of the chain.
+        for at in [5_000, 0, 9_999, 4_999, 5_001] {
+            assert_eq!(table.cancel(ids[at], cx), Ok(at as u64 + 1));
+        }
+        table.check_invariants();
+        table
+            .unlock(&ProcessId(0).into(), Range::WHOLE, cx)
+            .expect("held");
+        let ended = table.next_ended().expect("the oldest");
+        assert_eq!((ended.ticket, ended.result), (2, Ok(())));
+        assert!(table.next_ended().is_none());
+        assert_eq!(table.counters().wake_ups, 1);
+        table.release_owner(&ProcessId(2).into(), Waits::Keep, cx);
+        drop(table);
+    };
+    let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(run);
+    thread.expect("a thread").join().expect("no overflow");
 }

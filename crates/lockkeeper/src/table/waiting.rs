@@ -713,7 +713,7 @@ impl<T> Locks<T> {
                 _ => break,
             }
         }
-        (at != id).then_some(at)
+        (at != id && self.waiters[at].state == State::Blocked).then_some(at)
     }
 
     /// Takes a blocked or offered waiter from where it hangs; its own branch
@@ -730,6 +730,7 @@ impl<T> Locks<T> {
             self.waiters[right].near.left = left;
         }
         if branch == NIL {
+            self.untold -= u32::from(!self.waiters[id].is_woken);
             let space = self.waiters[id].request.space;
             let (head, tail) = &mut self.waiting[space as usize].offered;
             if left == NIL {
@@ -1063,6 +1064,7 @@ impl<T> Locks<T> {
             }
             self.waiting[space].offered.1 = id;
         } else {
+            self.untold += 1;
             waiter.near = Links {
                 left: NIL,
                 right: head,
@@ -1078,10 +1080,7 @@ impl<T> Locks<T> {
     /// Whether an offered waiter is to be woken.
     #[inline]
     pub(crate) fn has_offer(&self) -> bool {
-        self.waiting[..2].iter().any(|waiting| {
-            let head = waiting.offered.0;
-            head != NIL && !self.waiters[head].is_woken
-        })
+        self.untold != 0
     }
 
     /// The next offered waiter that is to be woken, and marks it as woken.
@@ -1182,12 +1181,15 @@ impl<T> Locks<T> {
 
     /// A woken thread comes for its lock. Answers its wake-up.
     pub(crate) fn claim(&mut self, id: u32, cx: &Context<'_>) -> Claim {
+        let state = self.waiters[id].state;
+        if state == State::Offered {
+            self.unlink(id);
+        }
         self.waiters[id].is_woken = false;
-        match self.waiters[id].state {
+        match state {
             State::Finished(_) => Claim::Finished,
             State::Blocked | State::Pending => Claim::Waiting,
             State::Offered => {
-                self.unlink(id);
                 let claim = match self.obstacle_of_waiter(id, cx) {
                     Some(obstacle) => {
                         self.counters.requeues += 1;

@@ -146,18 +146,24 @@ pub enum Pick {
 
 /// Owner of record locks number `n`: processes, open files, remote clients.
 pub fn owner(n: u8) -> Owner {
-    match n % 8 {
-        n @ 0..=2 => ProcessId(1 + u64::from(n)).into(),
-        n @ 3..=5 => OpenFileId(u64::from(n)).into(),
-        n => remote(n).into(),
+    match n {
+        0..=2 => ProcessId(1 + u64::from(n)).into(),
+        3..=5 => OpenFileId(u64::from(n)).into(),
+        6..=7 => remote(n).into(),
+        // Of crowds.
+        _ if n % 3 == 0 => remote(n).into(),
+        _ if n % 3 == 1 => ProcessId(u64::from(n)).into(),
+        _ => OpenFileId(u64::from(n)).into(),
     }
 }
 
 /// Owner of flocks and leases number `n`; each owns record locks too.
 pub fn file_owner(n: u8) -> FileOwner {
-    match n % 5 {
-        n @ 0..=2 => OpenFileId(u64::from(n) + 3).into(),
-        n => remote(n + 3).into(),
+    match n {
+        0..=2 => OpenFileId(u64::from(n) + 3).into(),
+        3..=4 => remote(n + 3).into(),
+        // Of crowds.
+        _ => OpenFileId(u64::from(n)).into(),
     }
 }
 
@@ -196,6 +202,52 @@ fn range_from(first: u8, second: u8) -> Range {
 }
 
 impl Step {
+    /// A step of a crowd: many owners, few kinds of requests, and most wait.
+    pub fn of_crowd(word: Word) -> Step {
+        let [kind, who, first, second, more, fetch, which] = word;
+        let (start, len) = (u64::from(first % 4) * 2, u64::from(second % 3) * 4);
+        let range = Range::new(start, start + len).expect("in order");
+        let lock_type = if more % 4 == 0 {
+            LockType::Read
+        } else {
+            LockType::Write
+        };
+        let ask = match which % 16 {
+            0..=13 => Ask::Record(who, lock_type, range),
+            14 => Ask::Access(who, lock_type, range),
+            _ => Ask::Flock(who, lock_type, 0),
+        };
+        let op = match kind % 32 {
+            0..=11 => Op::Wait(ask),
+            12..=23 => Op::WaitForOffer(ask),
+            24 => Op::Try(ask),
+            25 => Op::Cancel(Pick::Live(who)),
+            26..=28 => Op::Claim(Pick::Offered(who)),
+            29 => Op::Unlock(who, range),
+            _ => Op::Release(who, Waits::Keep),
+        };
+        Step {
+            op,
+            fetch: Fetch {
+                ended: fetch % 4 != 0,
+                ..Fetch::ALL
+            },
+        }
+    }
+
+    /// A step that lets a crowd go: whoever holds something, or waits, leaves.
+    pub fn of_dispersal(word: Word) -> Step {
+        let [kind, who, ..] = word;
+        let op = match kind % 8 {
+            0..=2 => Op::Release(who, Waits::Keep),
+            3 => Op::Cancel(Pick::Live(who)),
+            4 => Op::Release(who, Waits::Interrupt),
+            5 => Op::LetPass(Pick::Live(who)),
+            _ => Op::Claim(Pick::Offered(who)),
+        };
+        op.into()
+    }
+
     pub fn from_word(word: Word) -> Step {
         let [kind, who, first, second, more, fetch, which] = word;
         let lock_type = if more & 1 == 0 {
