@@ -9,8 +9,12 @@
 //! - *by owner*, then first byte: "what do I hold here" is a binary search,
 //!   since one owner's locks never overlap.
 //!
+//! A space with at most [`FEW`] locks has no trees: they are listed, and looked
+//! through. That is what most contended files are like, and what makes a lock
+//! that others wait for nearly as cheap as one that nobody wants.
+//!
 //! Record locks and flocks share the slab but are separate [`Space`]s with
-//! trees of their own: they never conflict (flock(2)).
+//! lists and trees of their own: they never conflict (flock(2)).
 //!
 //! # Invariants
 //! 1. Locks of one owner in one space do not overlap, and two that touch are of
@@ -38,6 +42,7 @@
 //! Whatever a record loses in (1) to (5) is told to the requests that wait
 //! beneath it, see [`waiting`](super::waiting).
 
+use alloc::vec::Vec;
 use core::cmp::Ordering;
 
 use super::locks::{Context, Locks, Space};
@@ -146,21 +151,35 @@ impl Order for ByOwner {
     }
 }
 
+/// So many locks of a space are listed; with more, trees are grown.
+const FEW: usize = 4;
+
 /// The granted locks of one space.
 #[derive(Debug)]
 pub(crate) struct Granted {
+    /// All of them, the first `count`, unless there are trees.
+    listed: [u32; FEW],
+    has_trees: bool,
+    pub(crate) count: u32,
     /// Trees by place, of reads and of writes.
     place: [u32; 2],
     own: u32,
-    pub(crate) count: u32,
 }
 
 impl Granted {
     pub(crate) const NONE: Granted = Granted {
+        listed: [NIL; FEW],
+        has_trees: false,
+        count: 0,
         place: [NIL; 2],
         own: NIL,
-        count: 0,
     };
+
+    /// The locks of a space without trees.
+    #[inline]
+    fn list(&self) -> &[u32] {
+        &self.listed[..(self.count as usize).min(FEW)]
+    }
 }
 
 /// What a set or an unlock would do to the number of records.
@@ -180,12 +199,31 @@ impl<T> Locks<T> {
         range: Range,
         lock_type: LockType,
     ) -> u32 {
-        let [reads, writes] = self.granted[space as usize].place;
-        if writes == NIL && reads == NIL {
-            return NIL;
+        let granted = &self.granted[space as usize];
+        if granted.has_trees {
+            return self.first_conflict_in_trees(granted.place, owner, range, lock_type);
         }
+        let mut first = NIL;
+        for &id in granted.list() {
+            let record = &self.records[id];
+            if record.is_in_the_way(owner, range, lock_type)
+                && (first == NIL || record.range.start() < self.records[first].range.start())
+            {
+                first = id;
+            }
+        }
+        first
+    }
+
+    fn first_conflict_in_trees(
+        &self,
+        [reads, writes]: [u32; 2],
+        owner: &Owner,
+        range: Range,
+        lock_type: LockType,
+    ) -> u32 {
         let write = self.first_overlap(writes, range, owner);
-        if lock_type == LockType::Read || reads == NIL {
+        if lock_type == LockType::Read {
             return write;
         }
         let read = self.first_overlap(reads, range, owner);
@@ -227,7 +265,14 @@ impl<T> Locks<T> {
         lock_type: LockType,
         visit: &mut dyn FnMut(u32) -> bool,
     ) -> bool {
-        let [reads, writes] = self.granted[space as usize].place;
+        let granted = &self.granted[space as usize];
+        if !granted.has_trees {
+            return granted
+                .list()
+                .iter()
+                .all(|&id| !self.records[id].is_in_the_way(owner, range, lock_type) || visit(id));
+        }
+        let [reads, writes] = granted.place;
         self.visit_overlaps(writes, range, owner, visit)
             && (lock_type == LockType::Read || self.visit_overlaps(reads, range, owner, visit))
     }
@@ -253,7 +298,25 @@ impl<T> Locks<T> {
     /// `start`; `NIL` if there is none.
     #[inline]
     fn own_from(&self, space: Space, owner: &Owner, end: u64, start: u64) -> u32 {
-        let root = self.granted[space as usize].own;
+        let granted = &self.granted[space as usize];
+        if granted.has_trees {
+            return self.own_from_in_tree(granted.own, owner, end, start);
+        }
+        let mut first = NIL;
+        for &id in granted.list() {
+            let record = &self.records[id];
+            if record.range.end() >= end
+                && record.range.start() >= start
+                && record.owner == *owner
+                && (first == NIL || record.range.start() < self.records[first].range.start())
+            {
+                first = id;
+            }
+        }
+        first
+    }
+
+    fn own_from_in_tree(&self, root: u32, owner: &Owner, end: u64, start: u64) -> u32 {
         let found = avl::first::<ByOwner>(&self.records, root, |record| {
             match record.owner.cmp(owner) {
                 Ordering::Less => false,
@@ -318,8 +381,14 @@ impl<T> Locks<T> {
         }
     }
 
-    /// Every granted lock of the space, by first byte, reads before writes.
+    /// Every granted lock of the space, in no particular order.
     pub(crate) fn visit_granted(&self, space: Space, visit: &mut dyn FnMut(u32)) {
+        if !self.granted[space as usize].has_trees {
+            self.granted[space as usize]
+                .list()
+                .iter()
+                .for_each(|&id| visit(id));
+        }
         for root in self.granted[space as usize].place {
             avl::walk::<ByPlace>(&self.records, root, visit);
         }
@@ -499,11 +568,50 @@ impl<T> Locks<T> {
             space,
         });
         let granted = &mut self.granted[space as usize];
+        let count = granted.count as usize;
         granted.count += 1;
-        let place = &mut granted.place[lock_type as usize];
-        *place = avl::insert::<ByPlace>(&mut self.records, *place, id);
-        granted.own = avl::insert::<ByOwner>(&mut self.records, granted.own, id);
+        if !granted.has_trees && count < FEW {
+            granted.listed[count] = id;
+        } else {
+            self.plant(space, id);
+        }
         id
+    }
+
+    /// Puts a record into the trees, which are grown from the list if there are
+    /// none yet.
+    #[cold]
+    fn plant(&mut self, space: Space, id: u32) {
+        let granted = &mut self.granted[space as usize];
+        let listed = granted.listed;
+        let is_first = !core::mem::replace(&mut granted.has_trees, true);
+        let others = listed.iter().filter(|_| is_first);
+        for &id in others.chain([&id]) {
+            let place = &mut granted.place[self.records[id].lock_type as usize];
+            *place = avl::insert::<ByPlace>(&mut self.records, *place, id);
+            granted.own = avl::insert::<ByOwner>(&mut self.records, granted.own, id);
+        }
+    }
+
+    /// Takes a record out of the trees; the trees go when half of what fits a
+    /// list is left, so that a file at the border does not change with each lock.
+    #[cold]
+    fn uproot(&mut self, space: Space, id: u32) {
+        let granted = &mut self.granted[space as usize];
+        let place = &mut granted.place[self.records[id].lock_type as usize];
+        *place = avl::remove::<ByPlace>(&mut self.records, *place, id);
+        granted.own = avl::remove::<ByOwner>(&mut self.records, granted.own, id);
+        if granted.count as usize <= FEW / 2 {
+            let mut listed = granted.listed.iter_mut();
+            avl::walk::<ByOwner>(&self.records, granted.own, &mut |id| {
+                if let Some(slot) = listed.next() {
+                    *slot = id;
+                }
+            });
+            granted.has_trees = false;
+            granted.place = [NIL; 2];
+            granted.own = NIL;
+        }
     }
 
     /// Takes over a lock that the table kept in itself.
@@ -521,22 +629,29 @@ impl<T> Locks<T> {
 
     /// The owner of some lock in the space.
     pub(crate) fn any_holder(&self, space: Space) -> Option<Owner> {
-        let root = self.granted[space as usize].own;
-        (root != NIL).then(|| self.records[root].owner.clone())
+        let granted = &self.granted[space as usize];
+        let any = match granted.has_trees {
+            true => granted.own,
+            false => granted.list().first().copied().unwrap_or(NIL),
+        };
+        (any != NIL).then(|| self.records[any].owner.clone())
     }
 
     /// Case (2): the record goes, and every request beneath it is pending.
     #[inline]
     fn drop_record(&mut self, id: u32) {
         self.loosen_record(id, None);
-        let Record {
-            space, lock_type, ..
-        } = self.records[id];
+        let space = self.records[id].space;
         let granted = &mut self.granted[space as usize];
         granted.count -= 1;
-        let place = &mut granted.place[lock_type as usize];
-        *place = avl::remove::<ByPlace>(&mut self.records, *place, id);
-        granted.own = avl::remove::<ByOwner>(&mut self.records, granted.own, id);
+        if granted.has_trees {
+            self.uproot(space, id);
+        } else {
+            let count = granted.count as usize;
+            if let Some(at) = granted.listed.iter().position(|&listed| listed == id) {
+                granted.listed[at] = granted.listed[count.min(FEW - 1)];
+            }
+        }
         self.records.free(id);
     }
 
@@ -565,6 +680,10 @@ impl<T> Locks<T> {
         let Record {
             space, lock_type, ..
         } = self.records[id];
+        if !self.granted[space as usize].has_trees {
+            self.records[id].range = range;
+            return;
+        }
         let root = self.granted[space as usize].place[lock_type as usize];
         let root = avl::remove::<ByPlace>(&mut self.records, root, id);
         self.records[id].range = range;
@@ -581,50 +700,66 @@ impl<T> Locks<T> {
     pub(crate) fn check_granted(&self) {
         for space in [Space::Records, Space::Flocks] {
             let granted = &self.granted[space as usize];
-            let mut count = 0;
-            for lock_type in [LockType::Read, LockType::Write] {
-                let root = granted.place[lock_type as usize];
-                count += avl::check::<ByPlace>(&self.records, root);
-                avl::walk::<ByPlace>(&self.records, root, &mut |id| {
-                    let record = &self.records[id];
-                    assert_eq!((record.lock_type, record.space), (lock_type, space));
-                    let mut max_end = record.range.end();
-                    for child in [record.place.left, record.place.right] {
-                        if child != NIL {
-                            max_end = max_end.max(self.records[child].max_end);
-                        }
-                    }
-                    assert_eq!(record.max_end, max_end, "wrong greatest end");
-                });
+            if granted.has_trees {
+                self.check_trees(space);
+            } else {
+                assert_eq!(
+                    (granted.place, granted.own),
+                    ([NIL; 2], NIL),
+                    "trees forgotten"
+                );
+                assert!(granted.count as usize <= FEW, "too many for a list");
             }
-            assert_eq!(count, granted.count, "records lost");
-            assert_eq!(avl::check::<ByOwner>(&self.records, granted.own), count);
-            let mut previous: Option<&Record> = None;
-            avl::walk::<ByOwner>(&self.records, granted.own, &mut |id| {
-                let record = &self.records[id];
-                if let Some(before) = previous.filter(|before| before.owner == record.owner) {
-                    assert!(
-                        !before.range.overlaps(record.range),
-                        "an owner's locks overlap"
-                    );
-                    assert!(
-                        before.lock_type != record.lock_type || !before.range.touches(record.range),
-                        "touching locks of one owner and type were not joined"
-                    );
-                }
-                previous = Some(record);
+            let mut own = Vec::new();
+            self.visit_granted(space, &mut |id| own.push(&self.records[id]));
+            assert_eq!(own.len(), granted.count as usize, "records lost");
+            own.sort_by_key(|record| (&record.owner, record.range));
+            for pair in own.windows(2).filter(|pair| pair[0].owner == pair[1].owner) {
+                assert!(
+                    !pair[0].range.overlaps(pair[1].range),
+                    "an owner's locks overlap"
+                );
+                assert!(
+                    pair[0].lock_type != pair[1].lock_type || !pair[0].range.touches(pair[1].range),
+                    "touching locks of one owner and type were not joined"
+                );
+            }
+            for record in own {
+                assert_eq!(record.space, space);
                 let conflict =
                     self.first_conflict(space, &record.owner, record.range, record.lock_type);
                 assert_eq!(conflict, NIL, "conflicting locks granted");
                 if space == Space::Flocks {
                     assert_eq!(record.range, Range::WHOLE, "a flock with a range");
                 }
-            });
+            }
         }
         assert_eq!(
             self.records.len(),
             self.granted[0].count + self.granted[1].count
         );
+    }
+
+    fn check_trees(&self, space: Space) {
+        let granted = &self.granted[space as usize];
+        let mut count = 0;
+        for lock_type in [LockType::Read, LockType::Write] {
+            let root = granted.place[lock_type as usize];
+            count += avl::check::<ByPlace>(&self.records, root);
+            avl::walk::<ByPlace>(&self.records, root, &mut |id| {
+                let record = &self.records[id];
+                assert_eq!((record.lock_type, record.space), (lock_type, space));
+                let mut max_end = record.range.end();
+                for child in [record.place.left, record.place.right] {
+                    if child != NIL {
+                        max_end = max_end.max(self.records[child].max_end);
+                    }
+                }
+                assert_eq!(record.max_end, max_end, "wrong greatest end");
+            });
+        }
+        assert_eq!(count, granted.count, "records lost");
+        assert_eq!(avl::check::<ByOwner>(&self.records, granted.own), count);
     }
 }
 

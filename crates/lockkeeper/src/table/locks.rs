@@ -176,6 +176,8 @@ pub(crate) struct Locks<T> {
     pub(crate) pending: u32,
     /// Finished waiters that nobody has taken yet.
     pub(crate) ready: (u32, u32),
+    /// Offered waiters that nobody has been told to wake yet.
+    pub(crate) untold: u32,
     /// Whether a request has ever queued for fairness alone.
     pub(crate) has_queued: bool,
     /// The last arrival number given out.
@@ -199,6 +201,7 @@ impl<T> Locks<T> {
             waiting: [Waiting::NONE; 3],
             pending: NIL,
             ready: (NIL, NIL),
+            untold: 0,
             has_queued: false,
             arrivals: 0,
             leases: Slab::new(),
