@@ -146,13 +146,13 @@ pub enum Pick {
 
 /// Owner of record locks number `n`: processes, open files, remote clients.
 pub fn owner(n: u8) -> Owner {
-    match n {
-        0..=2 => ProcessId(1 + u64::from(n)).into(),
-        3..=5 => OpenFileId(u64::from(n)).into(),
-        6..=7 => remote(n).into(),
+    match (n, n % 3) {
+        (0..=2, _) => ProcessId(1 + u64::from(n)).into(),
+        (3..=5, _) => OpenFileId(u64::from(n)).into(),
+        (6..=7, _) => remote(n).into(),
         // Of crowds.
-        _ if n % 3 == 0 => remote(n).into(),
-        _ if n % 3 == 1 => ProcessId(u64::from(n)).into(),
+        (_, 0) => remote(n).into(),
+        (_, 1) => ProcessId(u64::from(n)).into(),
         _ => OpenFileId(u64::from(n)).into(),
     }
 }

@@ -162,7 +162,6 @@ impl Run {
         let granted_before = model.granted.clone();
         let mut forced = Forced::default();
         let mut claimed = None;
-        // Waits that ended, and were seen by the model, before the rest.
         match &step.op {
             Op::Try(ask) => {
                 let (request, want) = ask.both();
@@ -449,7 +448,6 @@ impl Run {
         forced: &Forced,
         granted_before: &[super::state::Granted],
     ) {
-        let now = self.now;
         self.table.check_invariants();
         let snapshot = self.table.snapshot();
         let gone: Vec<Waiter> = self
@@ -537,7 +535,7 @@ impl Run {
         self.compare_granted(&snapshot);
         self.fetch_offers(step);
         self.fetch_breaks(step);
-        self.compare_sums(now);
+        self.compare_sums();
         self.model.check();
         self.before = snapshot;
     }
@@ -582,10 +580,7 @@ impl Run {
         newly: &[Waiter],
     ) {
         assert_eq!(snapshot.waiting.len(), self.model.waiters.len());
-        let comes = match &step.op {
-            Op::Claim(_) if claimed.is_none() => true,
-            _ => false,
-        };
+        let comes = matches!(step.op, Op::Claim(_)) && claimed.is_none();
         for view in &snapshot.waiting {
             let index = self.model.position(view.id).expect("it waits");
             let waiter = &self.model.waiters[index];
@@ -749,7 +744,10 @@ impl Run {
     }
 
     fn fetch_offers(&mut self, step: &Step) {
-        while step.fetch.offers {
+        if !step.fetch.offers {
+            return;
+        }
+        loop {
             let Some((id, &ticket)) = self.table.next_offer() else {
                 let untold = self
                     .model
@@ -772,7 +770,10 @@ impl Run {
     }
 
     fn fetch_breaks(&mut self, step: &Step) {
-        while step.fetch.breaks {
+        if !step.fetch.breaks {
+            return;
+        }
+        loop {
             let Some(told) = self.table.next_break() else {
                 assert!(
                     self.model.leases.iter().all(|lease| !lease.is_to_tell),
@@ -788,7 +789,7 @@ impl Run {
         }
     }
 
-    fn compare_sums(&mut self, _now: Time) {
+    fn compare_sums(&mut self) {
         let counters = self.table.counters();
         assert!(counters.requeues >= self.requeues);
         self.requeues = counters.requeues;

@@ -203,20 +203,18 @@ impl Model {
         let mut joined: Option<Granted> = None;
         for lock in &self.granted {
             let is_own = lock.space == space && lock.owner == *owner;
-            if let Some((lock_type, ..)) = set {
-                if is_own && lock.lock_type == lock_type && lock.range.touches(range) {
-                    // Becomes one with the new lock, which is as old as its
-                    // oldest part.
-                    let whole = joined.get_or_insert_with(|| Granted {
-                        range,
-                        ..lock.clone()
-                    });
-                    let start = whole.range.start().min(lock.range.start());
-                    let end = whole.range.end().max(lock.range.end());
-                    whole.range = Range::new(start, end).expect("in order");
-                    whole.since = whole.since.min(lock.since);
-                    continue;
-                }
+            let is_like = set.is_some_and(|(lock_type, ..)| lock_type == lock.lock_type);
+            if is_own && is_like && lock.range.touches(range) {
+                // Becomes one with the new lock, which is as old as its oldest part.
+                let whole = joined.get_or_insert_with(|| Granted {
+                    range,
+                    ..lock.clone()
+                });
+                let start = whole.range.start().min(lock.range.start());
+                let end = whole.range.end().max(lock.range.end());
+                whole.range = Range::new(start, end).expect("in order");
+                whole.since = whole.since.min(lock.since);
+                continue;
             }
             if !is_own || !lock.range.overlaps(range) {
                 after.push(lock.clone());
