@@ -5,9 +5,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use lockkeeper::Fairness;
 use lockkeeper_script::Executor;
 use lockkeeper_script::directory::{Directory, Options};
+use lockkeeper_script::library::Library;
 
 /// Where a script runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl Place {
     /// The place cannot be used.
     pub fn executor(&self, strict: bool) -> anyhow::Result<Box<dyn Executor>> {
         match self {
-            Self::Library => library(),
+            Self::Library => Ok(Box::new(Library::new(Fairness::Unlimited))),
             Self::Directory(directory) => {
                 let program = std::env::current_exe().context("cannot find this program")?;
                 let options = Options {
@@ -57,9 +59,4 @@ impl Place {
             }
         }
     }
-}
-
-/// The executor over the library's table.
-fn library() -> anyhow::Result<Box<dyn Executor>> {
-    bail!("scripts do not run on the library yet: name a directory with --on DIR")
 }

@@ -90,6 +90,9 @@ pub enum ExecutorError {
     /// The step makes no sense where it stands.
     #[error("{0}")]
     Misuse(String),
+    /// The place has broken a rule of its own.
+    #[error("broken: {0}")]
+    Broken(String),
     /// The place cannot be used.
     #[error("{what}: {reason}")]
     Place {

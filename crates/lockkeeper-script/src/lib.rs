@@ -7,6 +7,7 @@
 //! - [`executor`] is the one trait behind which a place stands; [`census`] knows what makes sense in a
 //!   run, [`runner`] runs a script and gives the verdict.
 //! - [`directory`] is the executor for a folder of a file system: one real process an actor.
+//! - [`library`] is the executor for the library: actors are model processes.
 //! - [`generate`] makes random scripts, [`differ`] runs them on two executors at once and compares, and
 //!   [`shrink`](mod@shrink) makes short what differs.
 
@@ -15,6 +16,7 @@ pub mod differ;
 pub mod directory;
 pub mod executor;
 pub mod generate;
+pub mod library;
 mod parse;
 mod print;
 mod random;
