@@ -8,6 +8,10 @@
 //! finds cycles which Linux misses: past ten hops, and through another holder
 //! than the one that a request happens to hang beneath.
 //!
+//! Only POSIX requests are refused. The cycle may go through waits of open file
+//! descriptions for record locks, as Linux finds it in some orders; a cycle that
+//! such a wait closes stands until somebody ends it.
+//!
 //! Threads of a process are one owner. As in Linux, a cycle through two threads
 //! of a process is refused although a third might unlock what is needed.
 //!

@@ -102,7 +102,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Whether a cycle of waits through this owner is refused with EDEADLK.
+    /// Whether a request of this owner that closes a cycle is refused with EDEADLK.
     /// True for processes and remote owners, which take POSIX locks; false for
     /// open file descriptions, whose holder the kernel cannot name (fcntl(2):
     /// OFD locks have no deadlock detection; flock(2): likewise).

@@ -25,9 +25,9 @@ use crate::table::{BlockedBy, Table};
 /// The waits of a manager as a graph.
 struct Waits<'a> {
     shared: &'a Shared,
-    /// Only waits that may be refused: record locks of processes and remote
-    /// owners.
-    posix_only: bool,
+    /// Only waits for record locks. Those of open file descriptions are never
+    /// refused, but a POSIX request may close a cycle through them.
+    records_only: bool,
 }
 
 impl WaitGraph for Waits<'_> {
@@ -35,7 +35,11 @@ impl WaitGraph for Waits<'_> {
 
     fn blockers(&mut self, wait: &Wait, visit: &mut dyn FnMut(&Owner, Edge) -> bool) {
         let table = lock(&wait.file.table);
-        if self.posix_only && !is_posix(&table, wait.id) {
+        let is_record = matches!(
+            kind_of(&table, wait.id),
+            Some(LockKind::Posix | LockKind::Ofd)
+        );
+        if self.records_only && !is_record {
             return;
         }
         table.visit_blockers(wait.id, visit);
@@ -46,10 +50,9 @@ impl WaitGraph for Waits<'_> {
     }
 }
 
-fn is_posix(table: &Table<Ticket>, id: WaiterId) -> bool {
-    table
-        .waiting(id)
-        .is_ok_and(|(request, _)| request.info().kind == LockKind::Posix)
+fn kind_of(table: &Table<Ticket>, id: WaiterId) -> Option<LockKind> {
+    let (request, _) = table.waiting(id).ok()?;
+    Some(request.info().kind)
 }
 
 /// What to do about a cycle.
@@ -95,12 +98,13 @@ impl FileHandle {
         let (owner, is_posix) = {
             let table = lock(&self.file.table);
             let (request, _) = table.waiting(id).ok()?;
-            (request.owner().clone(), is_posix(&table, id))
+            let is_posix = request.info().kind == LockKind::Posix;
+            (request.owner().clone(), is_posix)
         };
         if is_posix && owner.is_refused_deadlock() {
             let mut graph = Waits {
                 shared: &self.shared,
-                posix_only: true,
+                records_only: true,
             };
             while let Some(cycle) = find_cycle(&mut graph, &start, &owner, false) {
                 if let Some(remedy) = self.refuse(&cycle, &owner, id) {
@@ -111,7 +115,7 @@ impl FileHandle {
         if self.shared.has_queued.load(Ordering::SeqCst) != 0 {
             let mut graph = Waits {
                 shared: &self.shared,
-                posix_only: false,
+                records_only: false,
             };
             let cycle = find_cycle(&mut graph, &start, &owner, true)?;
             // Of a cycle of locks alone among open files nobody is refused.
@@ -129,13 +133,14 @@ impl FileHandle {
     /// Refuses the request if the cycle holds with all its files locked.
     fn refuse(&self, cycle: &[Step<Wait>], owner: &Owner, id: WaiterId) -> Option<Remedy> {
         let mut files: Vec<&Arc<File>> = cycle.iter().map(|step| &step.wait.file).collect();
-        files.sort_unstable_by_key(|file| Arc::as_ptr(file) as usize);
+        // By address too: a file that was forgotten may have a successor.
+        let place = |file: &Arc<File>| (file.id, Arc::as_ptr(file) as usize);
+        files.sort_unstable_by_key(|file| place(file));
         files.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let mut tables: Vec<MutexGuard<'_, Table<Ticket>>> =
             files.iter().map(|file| lock(&file.table)).collect();
-        let index_of = |file: &Arc<File>| {
-            files.binary_search_by_key(&(Arc::as_ptr(file) as usize), |f| Arc::as_ptr(f) as usize)
-        };
+        let index_of =
+            |file: &Arc<File>| files.binary_search_by_key(&place(file), |file| place(file));
         for step in cycle {
             let table = &tables[index_of(&step.wait.file).ok()?];
             let mut holds = false;
@@ -203,7 +208,7 @@ impl LockManager {
             let _one_at_a_time = lock(&self.shared.deadlock);
             let mut graph = Waits {
                 shared: &self.shared,
-                posix_only: false,
+                records_only: false,
             };
             let start = Wait {
                 file: handle.file.clone(),

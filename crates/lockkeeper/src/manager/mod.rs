@@ -12,8 +12,8 @@
 //! - the timer, where a deadline is set.
 //!
 //! # Order of locks
-//! deadlock mutex → a file's mutex (several only in order of address, with the
-//! deadlock mutex held) → shards of the map, registry, callbacks, timer, ledger.
+//! deadlock mutex → a file's mutex (several only in order of id and address,
+//! with the deadlock mutex held) → shards of the map, registry, callbacks, timer, ledger.
 //! Wakers, callbacks and listeners are called with none of them held; they may
 //! call back into the manager.
 //!
@@ -45,7 +45,7 @@ mod wait;
 use core::time::Duration;
 use std::fmt;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::HashTable;
 
 pub use callback::{CallbackId, Started};
 pub use detect::{Cycle, CycleStep};
@@ -58,7 +58,7 @@ pub use wait::{Interrupt, WaitOptions};
 use crate::error::NotWaiting;
 use crate::lock::{Fairness, Limits, Time};
 use crate::owner::Owner;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, HashBuilder, Mutex, Ordering, lock};
 use crate::table::{Context, LeaseBreak, Ledger, Settings, Waits};
 use callback::Callbacks;
 use clock::Clock;
@@ -80,7 +80,7 @@ type BreakListener = Box<dyn Fn(FileId, &LeaseBreak) + Send + Sync>;
 
 /// What all files of a manager share.
 pub(crate) struct Shared {
-    hasher: DefaultHashBuilder,
+    hasher: HashBuilder,
     files: Box<[Shard]>,
     pub(crate) clock: Clock,
     settings: Settings,
@@ -188,7 +188,7 @@ impl Builder {
             )
             .with_break_time(self.break_time);
         let shared = Arc::new(Shared {
-            hasher: DefaultHashBuilder::default(),
+            hasher: HashBuilder::default(),
             files: (0..SHARDS)
                 .map(|_| Shard(Mutex::new(HashTable::new())))
                 .collect(),

@@ -6,12 +6,12 @@
 
 use core::hash::{BuildHasher, Hash};
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::HashTable;
 
 use super::file::File;
 use crate::lock::WaiterId;
 use crate::owner::Owner;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, HashBuilder, Mutex, Ordering, lock};
 
 const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
 const SLOTS: usize = if cfg!(loom) { 4 } else { 4096 };
@@ -29,7 +29,7 @@ struct Entry {
 }
 
 pub(crate) struct Registry {
-    hasher: DefaultHashBuilder,
+    hasher: HashBuilder,
     shards: Box<[Mutex<HashTable<Entry>>]>,
     /// Counts of waiting requests by hash of their owner. A slot that is 0 says
     /// for sure that none of its owners waits.
@@ -43,7 +43,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub(crate) fn new() -> Registry {
         Registry {
-            hasher: DefaultHashBuilder::default(),
+            hasher: HashBuilder::default(),
             shards: (0..SHARDS).map(|_| Mutex::new(HashTable::new())).collect(),
             waiting: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
         }
@@ -120,6 +120,6 @@ impl Registry {
 }
 
 /// Hashes ids of files and callbacks, whose values others may choose.
-pub(crate) fn hash_of(hasher: &DefaultHashBuilder, value: &impl Hash) -> u64 {
+pub(crate) fn hash_of(hasher: &HashBuilder, value: &impl Hash) -> u64 {
     hasher.hash_one(value)
 }

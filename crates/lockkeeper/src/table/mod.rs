@@ -60,11 +60,12 @@ use waiting::{Claim, Obstacle, State, Verdict};
 /// waits. See the [module](self).
 #[derive(Debug)]
 pub struct Table<T> {
-    /// All locks of the file, while they are no more than these and nobody waits.
+    /// All locks of the file, while they are no more than these and nobody waits
+    /// beneath one.
     few: [Option<Held>; 2],
     /// Everything else; kept for the next time when it becomes idle.
     full: Option<Box<[Locks<T>; 1]>>,
-    /// Whether `full` is in use; `few` is empty then.
+    /// Whether `full` is in use. If it has locks, `few` has none.
     is_full: bool,
     /// Locks granted at once.
     acquisitions: u64,
@@ -82,6 +83,14 @@ struct Held {
 }
 
 impl Held {
+    /// Whether the request must wait for this lock.
+    fn is_in_the_way(&self, request: &Request) -> bool {
+        self.space == request.space
+            && self.owner != request.owner
+            && self.range.overlaps(request.range)
+            && self.lock_type.excludes(request.lock_type)
+    }
+
     #[cold]
     fn info(&self) -> LockInfo {
         LockInfo {
@@ -233,17 +242,32 @@ impl<T> Table<T> {
     /// the dropped flock, nothing has changed then.
     #[inline]
     pub fn try_lock(&mut self, request: &Request, cx: Context<'_>) -> Result<(), LockError> {
-        if !self.is_full && !cx.settings.is_limited {
-            if let Some(result) = self.try_lock_few(request, cx.now) {
+        if self.may_hold_few() && !cx.settings.is_limited {
+            if let Some(result) = self.try_lock_few(request, &cx) {
                 return result;
             }
         }
         self.try_lock_full(request, &cx)
     }
 
+    /// Whether the locks are, or may be, in the table itself. They may while
+    /// others wait, as long as none of these waits beneath a lock: all hang from
+    /// waiters that are being woken.
+    #[inline]
+    fn may_hold_few(&self) -> bool {
+        match &self.full {
+            Some(full) => !self.is_full || full[0].records.len() == 0,
+            None => true,
+        }
+    }
+
     /// `None` where it takes the full structures.
     #[inline]
-    fn try_lock_few(&mut self, request: &Request, now: Time) -> Option<Result<(), LockError>> {
+    fn try_lock_few(
+        &mut self,
+        request: &Request,
+        cx: &Context<'_>,
+    ) -> Option<Result<(), LockError>> {
         let mut free = None;
         let mut own = None;
         for (index, slot) in self.few.iter().enumerate() {
@@ -268,18 +292,24 @@ impl<T> Table<T> {
             }
         }
         if request.is_access {
-            return Some(Ok(()));
+            return (!self.is_full).then_some(Ok(()));
+        }
+        if own.is_some_and(
+            |own: usize| !matches!(&self.few[own], Some(held) if held.range == request.range),
+        ) || (own, free) == (None, None)
+        {
+            return None; // To join, cut or replace; or one too many.
+        }
+        if self.is_full && !self.full.as_mut()?[0].overtakes(request, cx) {
+            return None; // To queue, or to look further who is overtaken.
         }
         match (own, free) {
             (Some(own), _) => {
                 let held = self.few[own].as_mut()?;
-                if held.range != request.range {
-                    return None; // To join, cut or replace.
-                }
                 if held.lock_type != request.lock_type {
                     held.lock_type = request.lock_type;
                     held.taken_by = request.taken_by;
-                    held.since = now;
+                    held.since = cx.now;
                 }
             }
             (None, Some(free)) => {
@@ -287,7 +317,7 @@ impl<T> Table<T> {
                     range: request.range,
                     owner: request.owner.clone(),
                     taken_by: request.taken_by,
-                    since: now,
+                    since: cx.now,
                     lock_type: request.lock_type,
                     space: request.space,
                 });
@@ -320,7 +350,7 @@ impl<T> Table<T> {
         range: Range,
         cx: Context<'_>,
     ) -> Result<(), LockError> {
-        if !self.is_full && self.unlock_few(owner, range, Space::Records) {
+        if self.may_hold_few() && self.unlock_few(owner, range, Space::Records) {
             return Ok(());
         }
         self.unlock_full(owner, range, Space::Records, &cx)
@@ -454,7 +484,7 @@ impl<T> Table<T> {
     /// giving up what is not held does nothing.
     pub fn unlock_flock(&mut self, owner: &FileOwner, cx: Context<'_>) {
         let owner = Owner::from(owner.clone());
-        if !self.is_full {
+        if self.may_hold_few() {
             self.unlock_few(&owner, Range::WHOLE, Space::Flocks);
         } else {
             // A flock is never split, which is all that could fail.
@@ -487,19 +517,14 @@ impl<T> Table<T> {
             space,
             ..
         } = request;
-        if let Some(locks) = self.full_in_use() {
+        if let Some(locks) = self.granted_in_full() {
             let id = locks.first_conflict(*space, owner, *range, *lock_type);
             return (id != NIL).then(|| locks.records[id].info());
         }
         self.few
             .iter()
             .flatten()
-            .filter(|held| {
-                held.space == *space
-                    && held.owner != *owner
-                    && held.range.overlaps(*range)
-                    && held.lock_type.excludes(*lock_type)
-            })
+            .filter(|held| held.is_in_the_way(request))
             .min_by_key(|held| held.range)
             .map(Held::info)
     }
@@ -507,7 +532,7 @@ impl<T> Table<T> {
     /// The owner's own record lock with the lowest first byte in `range`:
     /// F_OFD_GETLK with F_UNLCK, Linux 6.13 and later.
     pub fn test_own(&self, owner: &Owner, range: Range) -> Option<LockInfo> {
-        if let Some(locks) = self.full_in_use() {
+        if let Some(locks) = self.granted_in_full() {
             let id = locks.own_overlap(Space::Records, owner, range);
             return (id != NIL).then(|| locks.records[id].info());
         }
@@ -526,7 +551,7 @@ impl<T> Table<T> {
     /// The next wait that has ended, in the order in which they did. To be called
     /// until it returns `None` after every call that changes something.
     pub fn next_ended(&mut self) -> Option<Ended<T>> {
-        let locks = self.full_in_use_mut()?;
+        let locks = &mut self.full.as_mut()?[0];
         let id = match locks.ready.0 {
             NIL => return None,
             id => id,
@@ -539,7 +564,7 @@ impl<T> Table<T> {
     /// The next waiter to be woken to [`claim`](Table::claim) what it is offered.
     /// To be called like [`next_ended`](Table::next_ended).
     pub fn next_offer(&mut self) -> Option<(WaiterId, &T)> {
-        let locks = self.full_in_use_mut()?;
+        let locks = &mut self.full.as_mut()?[0];
         let id = locks.next_offer()?;
         Some((locks.waiter_id(id), &locks.waiters[id].ticket))
     }
@@ -659,6 +684,14 @@ impl<T> Table<T> {
             return;
         }
         let mut found = false;
+        for held in self.few.iter().flatten() {
+            if held.is_in_the_way(&waiter.request) {
+                found = true;
+                if !visit(&held.owner, Edge::Lock) {
+                    return;
+                }
+            }
+        }
         locks.visit_conflicts(*space, owner, *range, *lock_type, &mut |record| {
             found = true;
             visit(&locks.records[record].owner, Edge::Lock)
@@ -687,7 +720,15 @@ impl<T> Table<T> {
             space,
             ..
         } = &locks.waiters[slot].request;
-        let mut found: Option<LockInfo> = None;
+        let mut found = self
+            .few
+            .iter()
+            .flatten()
+            .filter(|held| {
+                held.is_in_the_way(&locks.waiters[slot].request) && held.owner == *blocker
+            })
+            .min_by_key(|held| held.range)
+            .map(Held::info);
         locks.visit_conflicts(*space, owner, *range, *lock_type, &mut |record| {
             let record = &locks.records[record];
             let is_lower = found
@@ -727,7 +768,13 @@ impl<T> Table<T> {
                 waiter.state == State::Blocked
                     && request.owner != *owner
                     && request.space != Space::Leases
-                    && locks.own_excludes(request.space, owner, request.range, request.lock_type)
+                    && (self.holds_few_in_the_way(owner, request)
+                        || locks.own_excludes(
+                            request.space,
+                            owner,
+                            request.range,
+                            request.lock_type,
+                        ))
             })
             .map(|(id, _)| id)
             .collect();
@@ -745,7 +792,7 @@ impl<T> Table<T> {
         if request.space != Space::Records || request.is_access {
             return held;
         }
-        if let Some(locks) = self.full_in_use() {
+        if let Some(locks) = self.granted_in_full() {
             locks.visit_own_overlaps(Space::Records, owner, *range, &mut |id| {
                 let record = &locks.records[id];
                 held.push((record.range.within(*range), record.lock_type));
@@ -825,6 +872,12 @@ impl<T> Table<T> {
         }
     }
 
+    /// Whether the owner has a lock in the table itself that stops the request.
+    fn holds_few_in_the_way(&self, owner: &Owner, request: &Request) -> bool {
+        let mut few = self.few.iter().flatten();
+        few.any(|held| held.owner == *owner && held.is_in_the_way(request))
+    }
+
     // ---- Owners and the file as a whole ------------------------------------
 
     /// Drops every lock and lease of the owner here, as its end does; `waits`
@@ -879,10 +932,7 @@ impl<T> Table<T> {
 
     /// Whether nothing is locked and nobody waits.
     pub fn is_idle(&self) -> bool {
-        match self.full_in_use() {
-            Some(locks) => locks.is_idle(),
-            None => self.few.iter().all(Option::is_none),
-        }
+        self.few.iter().all(Option::is_none) && self.full_in_use().is_none_or(Locks::is_idle)
     }
 
     /// How often things have happened here.
@@ -1046,7 +1096,7 @@ impl<T> Table<T> {
     /// The next holder to be told that his lease is being broken: once for each
     /// strength of a break. To be called like [`next_ended`](Table::next_ended).
     pub fn next_break(&mut self) -> Option<LeaseBreak> {
-        self.full_in_use_mut()?.next_break()
+        self.full.as_mut()?[0].next_break()
     }
 
     // ---- From few to full and back -----------------------------------------
@@ -1058,11 +1108,19 @@ impl<T> Table<T> {
             .filter(|_| self.is_full)
     }
 
+    /// The full structures, if they have the locks.
+    fn granted_in_full(&self) -> Option<&Locks<T>> {
+        self.full_in_use().filter(|locks| locks.records.len() != 0)
+    }
+
+    /// The full structures with everything in them, if they are in use.
     fn full_in_use_mut(&mut self) -> Option<&mut Locks<T>> {
-        self.full
-            .as_mut()
-            .map(|full| &mut full[0])
-            .filter(|_| self.is_full)
+        if !self.is_full {
+            return None;
+        }
+        // There is room: it was made on the way in, and is given back only when
+        // the structures go out of use.
+        self.enter_full().ok()
     }
 
     /// The full structures, with everything in them.
@@ -1075,7 +1133,7 @@ impl<T> Table<T> {
             none => none.insert(try_box(Locks::new())?),
         };
         let locks = &mut full[0];
-        if !self.is_full {
+        if self.few.iter().any(Option::is_some) || !self.is_full {
             locks.take_in(&mut self.few)?;
             self.is_full = true;
         }
@@ -1085,9 +1143,9 @@ impl<T> Table<T> {
     /// Goes back to a table without locks when nothing is left.
     #[inline]
     fn leave_if_idle(&mut self) {
-        if let Some(locks) = self.full_in_use_mut() {
-            if locks.is_idle() {
-                locks.give_back();
+        if let Some(full) = &mut self.full {
+            if self.is_full && full[0].is_idle() && self.few.iter().all(Option::is_none) {
+                full[0].give_back();
                 self.is_full = false;
             }
         }
@@ -1104,24 +1162,23 @@ impl<T> Table<T> {
     /// the rules of the wait tree; every waiter beneath something that blocks it.
     /// For tests: it visits everything, and siblings in pairs.
     pub fn check_invariants(&self) {
-        match self.full_in_use() {
-            Some(locks) => {
-                assert!(self.few.iter().all(Option::is_none), "locks in both places");
+        match &self.full {
+            Some(full) if self.is_full => {
+                let locks = &full[0];
+                let is_apart = self.few.iter().all(Option::is_none) || locks.records.len() == 0;
+                assert!(is_apart, "locks in both places");
                 locks.check_granted();
                 locks.check_waiting();
                 locks.check_leases();
             }
-            None => {
-                if let Some(full) = &self.full {
-                    assert!(full[0].is_idle(), "locks forgotten");
-                }
-                if let [Some(a), Some(b)] = &self.few {
-                    if a.space == b.space && a.owner == b.owner {
-                        assert!(!a.range.touches(b.range), "own locks touch");
-                    } else if a.space == b.space && a.range.overlaps(b.range) {
-                        assert!(!a.lock_type.excludes(b.lock_type), "conflicting grants");
-                    }
-                }
+            Some(full) => assert!(full[0].is_idle(), "locks forgotten"),
+            None => {}
+        }
+        if let [Some(a), Some(b)] = &self.few {
+            if a.space == b.space && a.owner == b.owner {
+                assert!(!a.range.touches(b.range), "own locks touch");
+            } else if a.space == b.space && a.range.overlaps(b.range) {
+                assert!(!a.lock_type.excludes(b.lock_type), "conflicting grants");
             }
         }
     }

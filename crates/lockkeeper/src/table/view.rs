@@ -63,9 +63,6 @@ pub enum BlockedBy {
 impl<T> Table<T> {
     /// The state of the file. Costs what it shows.
     pub fn snapshot(&self) -> Snapshot {
-        if let Some(locks) = self.full_in_use() {
-            return locks.snapshot();
-        }
         let mut granted: Vec<GrantedView> = self
             .few
             .iter()
@@ -80,16 +77,19 @@ impl<T> Table<T> {
             let is_flock = view.lock.kind == crate::lock::LockKind::Flock;
             (is_flock, view.lock.range)
         });
-        Snapshot {
+        let mut snapshot = Snapshot {
             granted,
             waiting: Vec::new(),
+        };
+        if let Some(locks) = self.full_in_use() {
+            locks.add_to(&mut snapshot);
         }
+        snapshot
     }
 }
 
 impl<T> Locks<T> {
-    fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    fn add_to(&self, snapshot: &mut Snapshot) {
         for space in [Space::Records, Space::Flocks] {
             let mut ids = Vec::new();
             self.visit_granted(space, &mut |id| ids.push(id));
@@ -97,7 +97,7 @@ impl<T> Locks<T> {
             for id in ids {
                 let record = &self.records[id];
                 self.add_granted(
-                    &mut snapshot,
+                    snapshot,
                     GrantedView {
                         lock: record.info(),
                         since: record.since,
@@ -109,7 +109,7 @@ impl<T> Locks<T> {
         }
         for (_, lease) in self.leases.iter() {
             self.add_granted(
-                &mut snapshot,
+                snapshot,
                 GrantedView {
                     lock: lease.info(),
                     since: lease.since,
@@ -125,9 +125,8 @@ impl<T> Locks<T> {
             .collect();
         offered.sort_by_key(|&id| self.waiters[id].arrival);
         for id in offered {
-            self.add_tree(&mut snapshot, id, BlockedBy::Nothing);
+            self.add_tree(snapshot, id, BlockedBy::Nothing);
         }
-        snapshot
     }
 
     fn add_granted(&self, snapshot: &mut Snapshot, view: GrantedView, branch: u32) {

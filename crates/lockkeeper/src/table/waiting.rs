@@ -398,6 +398,33 @@ impl<T> Locks<T> {
         by_newcomers + u64::from(waiter.overtaken_in_queue)
     }
 
+    /// Whether a newcomer, whom no lock stops, may be granted this at once as far
+    /// as one look can tell: then it has been counted. That is where nobody is
+    /// overtaken, or those of a single class, who have not reached the bound.
+    #[inline]
+    pub(crate) fn overtakes(&mut self, request: &Request, cx: &Context<'_>) -> bool {
+        let root = self.waiting[request.space as usize].classes;
+        if root == NIL {
+            return true;
+        }
+        let fairness = self.fairness(cx);
+        let class = &self.classes[root];
+        if class.links.left != NIL || class.links.right != NIL {
+            return false;
+        }
+        if !class.range.overlaps(request.range) || !class.lock_type.excludes(request.lock_type) {
+            return true;
+        }
+        let head = class.head;
+        if self.waiters[head].request.owner == request.owner
+            || fairness.is_exhausted(self.overtaken_at_head(head))
+        {
+            return false;
+        }
+        self.classes[root].overtakings += 1;
+        true
+    }
+
     /// Counts that a newcomer was granted such a request.
     #[inline]
     pub(crate) fn count_overtaking(&mut self, request: &Request) {
