@@ -14,7 +14,7 @@ use crate::owner::Owner;
 use crate::sync::{Arc, AtomicU32, HashBuilder, Mutex, Ordering, lock};
 
 const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
-const SLOTS: usize = if cfg!(loom) { 4 } else { 4096 };
+const SLOTS: usize = if cfg!(loom) { 4 } else { 16384 };
 
 /// A waiting request.
 #[derive(Clone)]
