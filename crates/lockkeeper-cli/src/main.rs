@@ -2,6 +2,7 @@
 
 #![deny(missing_docs)]
 
+mod differ;
 mod doctor;
 mod mount;
 mod place;
@@ -27,6 +28,8 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Run lock scripts and compare what each call returns
     Replay(replay::Arguments),
+    /// Run random lock scripts on a directory and on the library, and compare all that can be seen
+    Differ(differ::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Differ(arguments) => differ::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

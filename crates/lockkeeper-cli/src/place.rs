@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
@@ -49,14 +49,20 @@ impl Place {
     pub fn executor(&self, strict: bool) -> anyhow::Result<Box<dyn Executor>> {
         match self {
             Self::Library => Ok(Box::new(Library::new(Fairness::Unlimited))),
-            Self::Directory(directory) => {
-                let program = std::env::current_exe().context("cannot find this program")?;
-                let options = Options {
-                    strict,
-                    ..Options::new(program)
-                };
-                Ok(Box::new(Directory::new(directory, options)?))
-            }
+            Self::Directory(directory) => Ok(Box::new(on_directory(directory, strict)?)),
         }
     }
+}
+
+/// The executor for a folder of a file system.
+///
+/// # Errors
+/// The folder cannot be used.
+pub fn on_directory(directory: &Path, strict: bool) -> anyhow::Result<Directory> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let options = Options {
+        strict,
+        ..Options::new(program)
+    };
+    Ok(Directory::new(directory, options)?)
 }

@@ -20,7 +20,7 @@
 //!   a merged lock names is not defined.
 //!
 //! Where an answer may differ though the step is fair, the comparison accepts exactly this. [`Freedom`]
-//! names the rules; after the last two the sides are in different states and the script ends:
+//! names the rules; after the last three the sides are in different states and the script ends:
 //!
 //! - *which conflict*: a query may name any granted lock that is in the way.
 //! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same
@@ -30,6 +30,10 @@
 //! - *cycle*: one side says EDEADLK where the other waits, a search of everything held and awaited
 //!   (the [oracle](Rules::cycle)) finds the cycle, and the side that waits does not claim to be
 //!   [exact](Rules::exact).
+//! - *standing cycle*: one side says EDEADLK to a call that has been waiting, and that waits on the other
+//!   side; the oracle finds a cycle through a wait of an open file description, and none without. Whoever
+//!   closes a cycle by such a wait is not refused, but Linux may refuse another of the cycle when it
+//!   is queued anew.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -42,8 +46,9 @@ use crate::script::*;
 pub struct Rules<'a> {
     /// Whether the left and the right side find every deadlock.
     pub exact: [bool; 2],
-    /// Whether the request would close, or is part of, a cycle of owners that wait for each other.
-    pub cycle: &'a dyn Fn(&Scene, &Request) -> bool,
+    /// Whether the request would close, or is part of, a cycle of owners that wait for each other for
+    /// record locks.
+    pub cycle: &'a dyn Fn(&Scene, &Request, Through) -> bool,
 }
 
 impl Default for Rules<'_> {
@@ -51,9 +56,18 @@ impl Default for Rules<'_> {
     fn default() -> Self {
         Self {
             exact: [false, false],
-            cycle: &|scene, request| scene.has_cycle(request),
+            cycle: &|scene, request, through| scene.has_cycle(request, through),
         }
     }
+}
+
+/// The owners through which a cycle may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Through {
+    /// Processes alone.
+    Processes,
+    /// Processes and open file descriptions.
+    All,
 }
 
 /// What came of a list of steps.
@@ -63,6 +77,10 @@ pub struct Comparison {
     pub transcript: Vec<Statement>,
     /// How many calls were made, the listings not counted.
     pub operations: usize,
+    /// How often each rule let the sides differ.
+    pub accepted: BTreeMap<Freedom, usize>,
+    /// How often each rule left a step out that made sense.
+    pub avoided: BTreeMap<Avoided, usize>,
     /// How it ended.
     pub end: End,
 }
@@ -79,7 +97,7 @@ pub enum End {
 }
 
 /// Why two sides may differ: see the [module](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Freedom {
     /// A query may name any lock in the way.
     WhichConflict,
@@ -87,10 +105,12 @@ pub enum Freedom {
     WakeRace,
     /// A deadlock that one side does not look for.
     Cycle,
+    /// A deadlock that nobody was refused for when it came about.
+    StandingCycle,
 }
 
 /// Why a step is not run: see the [module](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Avoided {
     /// A flock conversion while others wait.
     Conversion,
@@ -102,6 +122,29 @@ pub enum Avoided {
     OwnOverlap,
     /// A second process that sets OFD locks through a description.
     Taker,
+}
+
+impl fmt::Display for Freedom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WhichConflict => "which conflict",
+            Self::WakeRace => "wake race",
+            Self::Cycle => "cycle",
+            Self::StandingCycle => "standing cycle",
+        })
+    }
+}
+
+impl fmt::Display for Avoided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conversion => "conversion",
+            Self::Restart => "restart",
+            Self::End => "end",
+            Self::OwnOverlap => "own overlap",
+            Self::Taker => "taker",
+        })
+    }
 }
 
 /// Where two sides differ.
@@ -198,6 +241,8 @@ pub struct Scene {
     pub requests: Vec<Request>,
     /// By description: the process that sets OFD locks through it.
     takers: HashMap<usize, Actor>,
+    /// By description: the ranges that have been locked through it and not unlocked.
+    taken: HashMap<usize, Vec<Span>>,
     /// Descriptions that have had a flock.
     flocked: HashSet<usize>,
     /// Waiting actors, in pairs, of whose requests either may be queued before the other.
@@ -212,7 +257,7 @@ impl Scene {
             let own = item.kind == request.kind
                 && match request.kind {
                     ItemKind::Posix => item.actor == request.process,
-                    _ => self.takers.get(&request.description) == Some(&item.actor),
+                    _ => self.holds(request.description, item),
                 };
             let shape = (request.kind, request.lock_type, request.span);
             !own && in_the_way(shape, (item.kind, item.lock_type, item.span))
@@ -276,27 +321,74 @@ impl Scene {
         races
     }
 
-    /// Whether the owner of a POSIX request waits, over any number of owners, for itself.
-    pub fn has_cycle(&self, request: &Request) -> bool {
+    /// Whether the owner of a POSIX request waits, over any number of owners, for itself: a plain search
+    /// of all that is held and awaited.
+    pub fn has_cycle(&self, request: &Request, through: Through) -> bool {
         if request.kind != ItemKind::Posix {
             return false;
         }
-        let mut seen = HashSet::new();
+        let mut seen: Vec<&Request> = Vec::new();
         let mut open = vec![request];
         while let Some(waiter) = open.pop() {
             for blocker in self.blockers(waiter) {
-                if blocker.kind != ItemKind::Posix || !seen.insert(&blocker.actor) {
-                    continue;
-                }
-                if blocker.actor == request.process {
+                if blocker.kind == ItemKind::Posix && blocker.actor == request.process {
                     return true;
                 }
-                open.extend(self.requests.iter().filter(|other| {
-                    other.kind == ItemKind::Posix && other.process == blocker.actor
-                }));
+                for other in &self.requests {
+                    let waits = match other.kind {
+                        ItemKind::Posix => {
+                            blocker.kind == ItemKind::Posix && other.process == blocker.actor
+                        }
+                        ItemKind::Ofd => {
+                            through == Through::All
+                                && waiter.file == other.file
+                                && self.holds(other.description, blocker)
+                        }
+                        ItemKind::Flock | ItemKind::Lease => false,
+                    };
+                    if waits && !seen.contains(&other) {
+                        seen.push(other);
+                        open.push(other);
+                    }
+                }
             }
         }
         false
+    }
+
+    /// Whether an OFD lock on the description's file has been set through it.
+    fn holds(&self, description: usize, item: &Item) -> bool {
+        let at = |span: &Span| item.span.is_some_and(|held| span.overlaps(&held));
+        let taken = self.taken.get(&description);
+        item.kind == ItemKind::Ofd
+            && self.takers.get(&description) == Some(&item.actor)
+            && taken.is_some_and(|taken| taken.iter().any(at))
+    }
+
+    /// Takes note of an OFD lock that was set or given up.
+    fn take(&mut self, request: &Request) {
+        // What counts from elsewhere may be anywhere.
+        let span = request.span.unwrap_or(Span { start: 0, len: 0 });
+        let is_known = request.span.is_some();
+        let taken = self.taken.entry(request.description).or_default();
+        if is_known {
+            let cut = std::mem::take(taken);
+            for old in cut {
+                if !old.overlaps(&span) {
+                    taken.push(old);
+                    continue;
+                }
+                if old.start < span.start {
+                    taken.push(Span::inclusive(old.start, span.start - 1));
+                }
+                if span.end() < old.end() {
+                    taken.push(Span::inclusive(span.end() + 1, old.end()));
+                }
+            }
+        }
+        if request.lock_type != LockType::Unlock {
+            taken.push(span);
+        }
     }
 
     /// The request that a step makes, if it asks for a lock or whether one could be had.
@@ -406,6 +498,9 @@ impl Scene {
                 let process = request.process.clone();
                 self.takers.entry(request.description).or_insert(process);
             }
+            if asks && request.kind == ItemKind::Ofd && *outcome == Outcome::Ok {
+                self.take(&request);
+            }
             if asks && request.kind == ItemKind::Flock {
                 self.flocked.insert(request.description);
             }
@@ -419,6 +514,13 @@ impl Scene {
             verb: Verb::Done,
         } = step
         {
+            let granted = self.requests.iter().find(|request| {
+                let is_record = request.kind == ItemKind::Ofd && *outcome == Outcome::Ok;
+                is_record && request.actor == *actor
+            });
+            if let Some(granted) = granted.cloned() {
+                self.take(&granted);
+            }
             self.requests.retain(|request| request.actor != *actor);
         }
         let alive: HashSet<&Actor> = self.census.pending().collect();
@@ -445,6 +547,8 @@ pub fn compare(
         blocked: Vec::new(),
         transcript: Vec::new(),
         operations: 0,
+        accepted: BTreeMap::new(),
+        avoided: BTreeMap::new(),
     };
     let end = begun.and_then(|()| run.steps(steps));
     let [left, right] = &mut run.sides;
@@ -454,6 +558,8 @@ pub fn compare(
     Ok(Comparison {
         transcript: run.transcript,
         operations: run.operations,
+        accepted: run.accepted,
+        avoided: run.avoided,
         end,
     })
 }
@@ -466,6 +572,8 @@ struct Run<'a> {
     blocked: Vec<Actor>,
     transcript: Vec<Statement>,
     operations: usize,
+    accepted: BTreeMap<Freedom, usize>,
+    avoided: BTreeMap<Avoided, usize>,
 }
 
 /// What stops a run: an end, or an error of both sides.
@@ -479,13 +587,21 @@ enum Stop {
 impl Run<'_> {
     fn steps(&mut self, steps: &[Step]) -> Result<End, ExecutorError> {
         for step in steps {
-            let fair = self.scene.census.check(step).is_ok() && self.scene.avoids(step).is_none();
-            if !fair {
+            if self.scene.census.check(step).is_err() {
+                continue;
+            }
+            if let Some(rule) = self.scene.avoids(step) {
+                *self.avoided.entry(rule).or_default() += 1;
                 continue;
             }
             match self.one(step) {
                 Ok(()) => {}
-                Err(Stop::End(end)) => return Ok(end),
+                Err(Stop::End(end)) => {
+                    if let End::Free(rule) = end {
+                        *self.accepted.entry(rule).or_default() += 1;
+                    }
+                    return Ok(end);
+                }
                 Err(Stop::Error(error)) => return Err(error),
             }
         }
@@ -498,7 +614,9 @@ impl Run<'_> {
         let [left, right] = &outcomes;
         if left != right {
             match self.freedom(step, left, right) {
-                Some(Freedom::WhichConflict) => {}
+                Some(rule @ Freedom::WhichConflict) => {
+                    *self.accepted.entry(rule).or_default() += 1;
+                }
                 Some(freedom) => {
                     self.write(step, left.clone());
                     return Err(Stop::End(End::Free(freedom)));
@@ -573,19 +691,32 @@ impl Run<'_> {
                 });
                 found.then_some(Freedom::WhichConflict)
             }
-            _ => self.cycle(&request, left, right),
+            _ => self.cycle(&request, left, right, false),
         }
     }
 
-    fn cycle(&self, request: &Request, left: &Outcome, right: &Outcome) -> Option<Freedom> {
+    /// By which rule one side may refuse a request, or one that `has_waited`, where the other waits.
+    fn cycle(
+        &self,
+        request: &Request,
+        left: &Outcome,
+        right: &Outcome,
+        has_waited: bool,
+    ) -> Option<Freedom> {
         let refused = Outcome::Error(Errno::EDEADLK);
         let other_side = match (*left == refused, *right == refused) {
             (true, false) => 1,
             (false, true) => 0,
             _ => return None,
         };
-        let confirmed = (self.rules.cycle)(&self.scene, request);
-        (confirmed && !self.rules.exact[other_side]).then_some(Freedom::Cycle)
+        let has_cycle = |through| (self.rules.cycle)(&self.scene, request, through);
+        if !has_cycle(Through::All) {
+            return None;
+        }
+        if !self.rules.exact[other_side] {
+            return Some(Freedom::Cycle);
+        }
+        (has_waited && !has_cycle(Through::Processes)).then_some(Freedom::StandingCycle)
     }
 
     /// Collects the calls that have returned on both sides.
@@ -633,7 +764,7 @@ impl Run<'_> {
         };
         let cycle = differing
             .iter()
-            .find_map(|(actor, [left, right])| self.cycle(request(actor)?, left, right));
+            .find_map(|(actor, [left, right])| self.cycle(request(actor)?, left, right, true));
         if cycle.is_some() {
             return cycle;
         }

@@ -82,11 +82,23 @@ impl Directory {
         numbers: &[i64],
         path: &[u8],
     ) -> Carried<Outcome> {
+        let (file, description) = match verb {
+            Verb::Open { file, .. } | Verb::Resize { file, .. } => (file.clone(), None),
+            _ => {
+                let no_file = || ExecutorError::Misuse(format!("`{verb}` is about no file"));
+                let fd = verb.descriptor().ok_or_else(no_file)?;
+                let description = self.open(name, fd)?.description;
+                let file = self.descriptions[description].file.clone();
+                (file, Some(description))
+            }
+        };
         self.send(name, call, numbers, path, None)?;
         let arrival = self.arrivals;
         self.arrivals += 1;
         self.thread_mut(name)?.pending = Some(Pending {
             verb: verb.clone(),
+            file,
+            description,
             arrival,
             result: None,
         });
@@ -160,7 +172,8 @@ impl Directory {
         record: &Record,
         outcome: &Outcome,
     ) -> Carried<()> {
-        if record.kind == RecordKind::Ofd && *outcome == Outcome::Ok {
+        let takes = record.lock_type != RequestType::Known(LockType::Unlock);
+        if record.kind == RecordKind::Ofd && takes && *outcome == Outcome::Ok {
             let process = self.thread(name)?.process;
             // The descriptor may have been closed while the call waited, and its lock is gone then.
             if let Ok(open) = self.open(name, &record.fd) {

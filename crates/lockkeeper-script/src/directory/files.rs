@@ -57,11 +57,11 @@ impl Directory {
 
     pub(super) fn held(&mut self, file: &FileName) -> Carried<Outcome> {
         let entries = self.list(file, false)?;
-        let takers = match entries.iter().any(|entry| entry.kind == ItemKind::Ofd) {
+        let (mut unclaimed, hidden) = match entries.iter().any(|entry| entry.kind == ItemKind::Ofd)
+        {
             true => self.ofd_takers(file),
-            false => Vec::new(),
+            false => (Vec::new(), Vec::new()),
         };
-        let mut unclaimed = takers;
         let mut items: Vec<Item> = entries
             .iter()
             .map(|entry| {
@@ -69,10 +69,10 @@ impl Directory {
                 let actor = match (entry.kind, entry.pid) {
                     (ItemKind::Ofd, _) | (_, None) => {
                         let claim = unclaimed.iter().position(|(taken, _)| *taken == span);
-                        claim.map_or_else(
-                            || Actor::outsider(-1),
-                            |claim| unclaimed.swap_remove(claim).1,
-                        )
+                        match claim {
+                            Some(claim) => unclaimed.swap_remove(claim).1,
+                            None => self.hidden_taker(&hidden, entry.start),
+                        }
                     }
                     (_, Some(pid)) => self.name_of(pid),
                 };
@@ -83,35 +83,60 @@ impl Directory {
         Ok(Outcome::Listing(items))
     }
 
-    /// The OFD locks of the file, by what the descriptors of living processes keep, with their takers.
-    pub(super) fn ofd_takers(&self, file: &FileName) -> Vec<(Span, Actor)> {
+    /// The OFD locks of the file, by what the descriptors of living processes keep, with their takers; and
+    /// the descriptions of the file that are used by a call alone, since their descriptors are closed.
+    fn ofd_takers(&self, file: &FileName) -> (Vec<(Span, Actor)>, Vec<usize>) {
         let mut seen = Vec::new();
         let mut takers = Vec::new();
         for process in self.processes.iter().filter(|process| process.alive) {
             for open in process.descriptors.values() {
-                let description = &self.descriptions[open.description];
-                let used = !description.taken.is_empty();
-                let of_the_file = self.files.get(&description.file).map(|file| file.inode)
-                    == self.files.get(file).map(|file| file.inode);
+                let used = !self.descriptions[open.description].taken.is_empty();
+                let of_the_file = self.is_of(open.description, file);
                 if !used || !of_the_file || seen.contains(&open.description) {
                     continue;
                 }
                 seen.push(open.description);
                 for (start, end) in listing::ofd_locks_of(process.pid, open.number) {
-                    let taker = description
-                        .taken
-                        .iter()
-                        .rev()
-                        .find(|(span, _)| span.start <= start && start <= span.end())
-                        .or(description.taken.last());
-                    if let Some((_, taker)) = taker {
-                        let name = self.processes[*taker].name.clone();
-                        takers.push((Span::inclusive(start, end), name));
+                    if let Some(taker) = self.taker_at(open.description, start) {
+                        takers.push((Span::inclusive(start, end), taker));
                     }
                 }
             }
         }
-        takers
+        let calls = self.actors.values().filter(|thread| thread.alive);
+        let hidden = calls
+            .filter_map(|thread| thread.pending.as_ref()?.description)
+            .filter(|description| self.is_of(*description, file) && !seen.contains(description))
+            .collect();
+        (takers, hidden)
+    }
+
+    fn is_of(&self, description: usize, file: &FileName) -> bool {
+        self.same_file(&self.descriptions[description].file, file)
+    }
+
+    /// Whether the two are names of one file.
+    fn same_file(&self, a: &FileName, b: &FileName) -> bool {
+        let inode = |file: &FileName| self.files.get(file).map(|file| file.inode);
+        inode(a) == inode(b)
+    }
+
+    /// Which process took the OFD lock of a description that begins there.
+    fn taker_at(&self, description: usize, start: i64) -> Option<Actor> {
+        let taken = &self.descriptions[description].taken;
+        let mut covering = taken.iter().rev();
+        let (_, taker) = covering
+            .find(|(span, _)| span.start <= start && start <= span.end())
+            .or(taken.last())?;
+        Some(self.processes[*taker].name.clone())
+    }
+
+    /// Which process took the lock that no descriptor keeps.
+    fn hidden_taker(&self, hidden: &[usize], start: i64) -> Actor {
+        let mut takers = hidden
+            .iter()
+            .filter_map(|description| self.taker_at(*description, start));
+        takers.next().unwrap_or_else(|| Actor::outsider(-1))
     }
 
     pub(super) fn waiting(&mut self, file: &FileName) -> Carried<Outcome> {
@@ -121,7 +146,8 @@ impl Directory {
             .values()
             .filter_map(|thread| {
                 let pending = thread.pending.as_ref()?;
-                (pending.result.is_none()).then_some((pending.arrival, thread, pending))
+                let waits = pending.result.is_none() && self.same_file(&pending.file, file);
+                waits.then_some((pending.arrival, thread, pending))
             })
             .collect();
         calls.sort_by_key(|(arrival, ..)| *arrival);

@@ -144,6 +144,10 @@ struct Thread {
 
 struct Pending {
     verb: Verb,
+    /// The file that the call is about.
+    file: FileName,
+    /// The description that it uses, whose descriptor may be closed while it waits.
+    description: Option<usize>,
     arrival: u64,
     result: Option<Outcome>,
 }

@@ -101,14 +101,8 @@ impl Directory {
             return Ok(posture);
         }
         let pid = self.processes[thread.process].pid;
-        let file = match &self.pending(name)?.verb {
-            Verb::Open { file, .. } | Verb::Resize { file, .. } => Some(file.clone()),
-            verb => verb
-                .descriptor()
-                .and_then(|fd| self.open(name, fd).ok())
-                .map(|open| self.descriptions[open.description].file.clone()),
-        };
-        let identity = file.and_then(|file| self.files.get(&file).cloned());
+        let file = &self.pending(name)?.file;
+        let identity = self.files.get(file).cloned();
         let shown = identity.is_some_and(|file| self.listing.shows_waiter(&file, pid));
         Ok(match shown {
             true => Posture::Waiting { runs: 0 },
