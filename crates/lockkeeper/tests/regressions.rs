@@ -240,6 +240,21 @@ fn the_bound_set_for_a_live_tree_holds_from_then_on() {
 }
 
 #[test]
+fn asking_for_a_flock_that_one_has_overtakes_nobody() {
+    // While the waiter was being woken, it counted against the bound.
+    run(
+        Setup::new(Fairness::Bounded(3)),
+        [
+            Op::Try(Ask::Flock(1, W, 0)),
+            Op::WaitForOffer(Ask::Flock(3, W, 0)),
+            Op::UnlockFlock(1),
+            Op::Try(Ask::Flock(2, R, 0)),
+            Op::Try(Ask::Flock(2, R, 0)),
+        ],
+    );
+}
+
+#[test]
 fn a_chain_of_ten_thousand_waiters_needs_no_more_stack_than_one() {
     let run = || {
         let settings = Settings::new(Fairness::Unlimited);

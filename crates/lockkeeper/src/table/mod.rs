@@ -35,6 +35,7 @@
 //! full structures (trees of locks, the tree of waiters, leases) when more
 //! happens. Both follow the same rules and are tested against the same model.
 
+mod by_owner;
 mod granted;
 mod lease;
 mod locks;
@@ -300,7 +301,10 @@ impl<T> Table<T> {
         {
             return None; // To join, cut or replace; or one too many.
         }
-        if self.is_full && !self.full.as_mut()?[0].overtakes(request, cx) {
+        if self.is_full
+            && !self.is_held_flock(own, request)
+            && !self.full.as_mut()?[0].overtakes(request, cx)
+        {
             return None; // To queue, or to look further who is overtaken.
         }
         match (own, free) {
@@ -326,6 +330,16 @@ impl<T> Table<T> {
         }
         self.acquisitions += 1;
         Some(Ok(()))
+    }
+
+    /// Whether the request is for the very flock that its owner has in this slot:
+    /// that changes nothing, so it overtakes nobody.
+    #[inline]
+    fn is_held_flock(&self, own: Option<usize>, request: &Request) -> bool {
+        request.space == Space::Flocks
+            && own.is_some_and(
+                |own| matches!(&self.few[own], Some(held) if held.lock_type == request.lock_type),
+            )
     }
 
     /// The error that names the first lock in the way.
@@ -683,6 +697,14 @@ impl<T> Table<T> {
             }
             return;
         }
+        // A write lock on all of the bytes leaves room for no other lock.
+        if let Some(Obstacle::Record(record)) = locks.blocker_of(slot) {
+            let record = &locks.records[record];
+            if record.lock_type == LockType::Write && record.range.contains(*range) {
+                visit(&record.owner, Edge::Lock);
+                return;
+            }
+        }
         let mut found = false;
         for held in self.few.iter().flatten() {
             if held.is_in_the_way(&waiter.request) {
@@ -748,11 +770,9 @@ impl<T> Table<T> {
             return;
         };
         for space in [Space::Records, Space::Flocks, Space::Leases] {
-            let mut id = locks.own_waiter_after(space, owner, 0);
-            while id != NIL {
-                visit(locks.waiter_id(id));
-                id = locks.own_waiter_after(space, owner, locks.waiters[id].arrival);
-            }
+            locks
+                .waits_of(space, owner)
+                .for_each(|id| visit(locks.waiter_id(id)));
         }
     }
 

@@ -458,13 +458,17 @@ impl Run {
             .cloned()
             .collect();
 
-        // Where the order matters in which they ended, it has to be asked for.
+        // The order in which they ended has to be asked for where it matters: one
+        // owner's locks replace each other, and a check of access holds nothing,
+        // so what stands in its way now may have come later.
+        let has_access = gone.len() > 1 && gone.iter().any(|waiter| waiter.want.is_access);
         let has_twice = gone.iter().enumerate().any(|(index, waiter)| {
             gone[..index]
                 .iter()
                 .any(|other| other.want.owner == waiter.want.owner)
         });
-        let fetches_ended = step.fetch.ended || self.model.setup.limits_locks() || has_twice;
+        let fetches_ended =
+            step.fetch.ended || self.model.setup.limits_locks() || has_twice || has_access;
         let mut endings: Vec<Ending> = Vec::new();
         if fetches_ended {
             while let Some(ended) = self.table.next_ended() {
@@ -505,11 +509,9 @@ impl Run {
                         || forced.results.contains_key(&waiter.arrival)
                         || self.model.is_free(waiter)
                 };
-                // Those that hold nothing afterwards are in nobody's way.
                 let next = rest
                     .iter()
-                    .position(|waiter| waiter.want.is_access && is_free(waiter))
-                    .or_else(|| rest.iter().position(is_free))
+                    .position(is_free)
                     .unwrap_or_else(|| panic!("granted in spite of a lock: {rest:?}"));
                 let waiter = rest.remove(next);
                 let ending = self.end(&waiter, None, forced);
