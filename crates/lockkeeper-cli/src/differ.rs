@@ -21,10 +21,13 @@ use lockkeeper_script::differ::{self, Answer, Comparison, Divergence, End, Rules
 use lockkeeper_script::directory::Directory;
 use lockkeeper_script::generate::{self, Settings};
 use lockkeeper_script::library::Library;
-use lockkeeper_script::script::{Script, Step};
+use lockkeeper_script::script::{Script, Statement, Step};
 use lockkeeper_script::shrink::shrink;
 
 use crate::place::on_directory;
+
+/// How often a script that differs is run again, to see whether it always does.
+const ASKED_AGAIN: usize = 3;
 
 /// What to run, and where.
 #[derive(Args)]
@@ -123,6 +126,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let End::Diverged(divergence) = comparison.end else {
             continue;
         };
+        // The library answers the same to the same. Where the directory does not, both answers are its.
+        if sides.is_unsteady(&steps)? {
+            tally.unsteady += 1;
+            bar.println(format!(
+                "script {number}: the directory answered otherwise when asked again\n{}",
+                both(&divergence, &arguments.on)
+            ));
+            continue;
+        }
         bar.finish_and_clear();
         println!("{tally}");
         let place = arguments.on.display();
@@ -132,7 +144,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             both(&divergence, &arguments.on)
         );
         println!("looking for a shorter one …");
-        let found = sides.shorten(steps, comparison.transcript)?;
+        let found = sides.shorten(steps, comparison.transcript);
         let repeat = format!(
             "lockkeeper differ --on {place} --seed {seed} --first {number} --actors {} --files {} \
              --steps {} --leases {}",
@@ -202,12 +214,18 @@ impl Sides {
         )?)
     }
 
+    /// Whether steps that differed once do not always.
+    fn is_unsteady(&mut self, steps: &[Step]) -> anyhow::Result<bool> {
+        for _ in 0..ASKED_AGAIN {
+            if !matches!(self.compare(steps)?.end, End::Diverged(_)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// A shortest script that differs.
-    fn shorten(
-        &mut self,
-        steps: Vec<Step>,
-        transcript: Vec<lockkeeper_script::script::Statement>,
-    ) -> anyhow::Result<Found> {
+    fn shorten(&mut self, steps: Vec<Step>, transcript: Vec<Statement>) -> Found {
         let diverges = |sides: &mut Self, steps: &[Step]| match sides.compare(steps) {
             Ok(Comparison {
                 end: End::Diverged(divergence),
@@ -216,14 +234,8 @@ impl Sides {
             }) => Some((transcript, divergence)),
             _ => None,
         };
-        let short = match diverges(self, &steps) {
-            None => None,
-            Some(_) => {
-                let short = shrink(steps, |part| diverges(self, part).is_some());
-                diverges(self, &short)
-            }
-        };
-        Ok(match short {
+        let short = shrink(steps, |part| diverges(self, part).is_some());
+        match diverges(self, &short) {
             Some((transcript, divergence)) => Found {
                 transcript,
                 divergence: Some(divergence),
@@ -232,13 +244,13 @@ impl Sides {
                 transcript,
                 divergence: None,
             },
-        })
+        }
     }
 }
 
 /// A script that differs, with the results of the directory.
 struct Found {
-    transcript: Vec<lockkeeper_script::script::Statement>,
+    transcript: Vec<Statement>,
     /// `None` where it was seen only once.
     divergence: Option<Box<Divergence>>,
 }
@@ -275,6 +287,8 @@ struct Tally {
     scripts: u64,
     /// Scripts that ended early, where Linux is free.
     ended: u64,
+    /// Scripts in which the directory gave both answers.
+    unsteady: u64,
     accepted: BTreeMap<differ::Freedom, usize>,
     avoided: BTreeMap<differ::Avoided, usize>,
     begin: Option<Instant>,
@@ -317,6 +331,10 @@ impl std::fmt::Display for Tally {
             rules(&self.accepted),
             self.ended
         )?;
-        write!(f, "left out as races: {}", rules(&self.avoided))
+        write!(f, "left out as races: {}", rules(&self.avoided))?;
+        match self.unsteady {
+            0 => Ok(()),
+            scripts => write!(f, "\nthe directory gave both answers in {scripts} scripts"),
+        }
     }
 }

@@ -23,10 +23,11 @@
 //! names the rules; after the last three the sides are in different states and the script ends:
 //!
 //! - *which conflict*: a query may name any granted lock that is in the way.
-//! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same
-//!   locks; either may win, and others with it or because of it. The same holds where an earlier step has
-//!   let both go and both had to wait again: either may be queued before the other. Waiters stopped by the
-//!   same locks all along are granted in the order in which they came, and no other order is accepted.
+//! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same:
+//!   the granted locks and the earlier waiters in their way differ. Either may win, and others with it or
+//!   because of it. The same holds where an earlier step has let one of such a pair go, and it had to wait
+//!   again: it may be queued before or after the other. Waiters stopped by the same all along are granted
+//!   in the order in which they came, and no other order is accepted.
 //! - *cycle*: one side says EDEADLK where the other waits, a search of everything held and awaited
 //!   (the [oracle](Rules::cycle)) finds the cycle, and the side that waits does not claim to be
 //!   [exact](Rules::exact).
@@ -228,6 +229,14 @@ fn in_the_way(a: Shape, b: Shape) -> bool {
     same_space && overlap && excludes
 }
 
+/// A request with the granted locks and the earlier requests in its way.
+#[derive(Debug)]
+struct Stopped {
+    request: Request,
+    locks: Vec<Item>,
+    ahead: Vec<Request>,
+}
+
 /// What both sides agree on so far.
 #[derive(Debug, Default)]
 pub struct Scene {
@@ -264,46 +273,61 @@ impl Scene {
         })
     }
 
-    /// Whether two requests that conflict may be let go at once: they are not stopped by the same locks,
-    /// or have been let go at once before.
+    /// Whether either of two requests that conflict may be granted first: they are not stopped by the same,
+    /// or were not before.
     fn may_race(&self, a: &Request, b: &Request) -> bool {
-        a.conflicts(b)
-            && (self.unordered.contains(&(a.actor.clone(), b.actor.clone()))
-                || !self.blockers(a).eq(self.blockers(b)))
+        let pair = (a.actor.clone(), b.actor.clone());
+        let same_ahead = || {
+            let ahead_of_a = self.ahead(a).filter(|ahead| *ahead != b);
+            ahead_of_a.eq(self.ahead(b).filter(|ahead| *ahead != a))
+        };
+        let same_locks = || self.blockers(a).eq(self.blockers(b));
+        a.conflicts(b) && (self.unordered.contains(&pair) || !same_locks() || !same_ahead())
     }
 
-    /// The requests, each with the locks in its way.
-    fn stopped(&self) -> Vec<(Request, Vec<Item>)> {
-        let with_blockers = |request: &Request| {
-            let blockers = self.blockers(request).cloned().collect();
-            (request.clone(), blockers)
+    /// The waiting requests that came before this one and conflict with it.
+    fn ahead<'a>(&'a self, request: &'a Request) -> impl Iterator<Item = &'a Request> {
+        let earlier = self.requests.iter();
+        earlier
+            .take_while(move |other| *other != request)
+            .filter(move |other| other.conflicts(request))
+    }
+
+    /// The requests, each with what stops it.
+    fn stopped(&self) -> Vec<Stopped> {
+        let stopped = |request: &Request| Stopped {
+            request: request.clone(),
+            locks: self.blockers(request).cloned().collect(),
+            ahead: self.ahead(request).cloned().collect(),
         };
-        self.requests.iter().map(with_blockers).collect()
+        self.requests.iter().map(stopped).collect()
     }
 
     /// Takes note of the requests that a step has let go, and that wait again. `before` is how they were
     /// [stopped](Scene::stopped), and those of the pairs in `races` could race then.
-    fn reorder(&mut self, before: &[(Request, Vec<Item>)], races: Vec<(Actor, Actor)>) {
+    fn reorder(&mut self, before: &[Stopped], races: Vec<(Actor, Actor)>) {
         let waits = |actor: &Actor| {
             let mut requests = self.requests.iter();
             requests.find(|request| request.actor == *actor)
         };
         let let_go = |actor: &Actor| {
-            let mut before = before.iter().filter(|(request, _)| request.actor == *actor);
-            let stopped = before.next();
-            stopped
-                .zip(waits(actor))
-                .is_some_and(|((earlier, blockers), request)| {
-                    let now: Vec<&Item> = self.blockers(request).collect();
-                    earlier == request && blockers.iter().any(|blocker| !now.contains(&blocker))
-                })
+            let stopped = before
+                .iter()
+                .find(|stopped| stopped.request.actor == *actor);
+            stopped.zip(waits(actor)).is_some_and(|(stopped, request)| {
+                let locks: Vec<&Item> = self.blockers(request).collect();
+                let ahead: Vec<&Request> = self.ahead(request).collect();
+                stopped.request == *request
+                    && (stopped.locks.iter().any(|lock| !locks.contains(&lock))
+                        || stopped.ahead.iter().any(|other| !ahead.contains(&other)))
+            })
         };
-        let together: Vec<_> = races
+        let requeued: Vec<_> = races
             .into_iter()
-            .filter(|(a, b)| let_go(a) && let_go(b))
+            .filter(|(a, b)| let_go(a) || let_go(b))
             .collect();
         let mut unordered = std::mem::take(&mut self.unordered);
-        unordered.extend(together);
+        unordered.extend(requeued);
         unordered.retain(|(a, b)| waits(a).is_some() && waits(b).is_some());
         self.unordered = unordered;
     }
@@ -723,21 +747,21 @@ impl Run<'_> {
     fn collect(&mut self) -> Goes<()> {
         let alive: HashSet<Actor> = self.scene.census.pending().cloned().collect();
         self.blocked.retain(|actor| alive.contains(actor));
-        let mut differing = Vec::new();
+        let mut answers = Vec::new();
         let mut returned = Vec::new();
         for actor in &self.blocked.clone() {
             let ask = act(actor, Verb::Blocked);
             let outcomes = self.ask(&ask)?;
             let [left, right] = &outcomes;
-            if left != right {
-                differing.push((actor.clone(), outcomes));
-            } else if *left != Outcome::Blocked {
+            if left == right && *left != Outcome::Blocked {
                 returned.push(actor.clone());
             }
+            answers.push((actor.clone(), outcomes));
         }
-        if let Some((actor, outcomes)) = differing.first() {
+        let mut differing = answers.iter().filter(|(_, [left, right])| left != right);
+        if let Some((actor, outcomes)) = differing.next() {
             let step = act(actor, Verb::Blocked);
-            return Err(match self.freedom_of_returns(&differing) {
+            return Err(match self.freedom_of_returns(&answers)? {
                 Some(freedom) => Stop::End(End::Free(freedom)),
                 None => self.diverged(&step, outcomes.clone().map(Ok)),
             });
@@ -757,41 +781,76 @@ impl Run<'_> {
     }
 
     /// By which rule different calls may have returned on the two sides.
-    fn freedom_of_returns(&self, differing: &[(Actor, [Outcome; 2])]) -> Option<Freedom> {
-        let request = |actor: &Actor| {
-            let requests = &self.scene.requests;
-            requests.iter().find(|request| request.actor == *actor)
-        };
-        let cycle = differing
-            .iter()
-            .find_map(|(actor, [left, right])| self.cycle(request(actor)?, left, right, true));
-        if cycle.is_some() {
-            return cycle;
+    fn freedom_of_returns(&mut self, answers: &[(Actor, [Outcome; 2])]) -> Goes<Option<Freedom>> {
+        for (actor, outcomes) in answers {
+            if let Some(freedom) = self.cycle_of_return(actor, outcomes)? {
+                return Ok(Some(freedom));
+            }
         }
-        let winner_side = |outcomes: &[Outcome; 2]| match outcomes {
-            [Outcome::Ok, Outcome::Blocked] => Some(0),
-            [Outcome::Blocked, Outcome::Ok] => Some(1),
-            _ => None,
+        // A grant to a closed descriptor is one that is given back.
+        let won = |outcome: &Outcome| matches!(outcome, Outcome::Ok | Outcome::Error(Errno::EBADF));
+        let lost = |outcome: &Outcome| *outcome == Outcome::Blocked;
+        // Who has lost, on a side, to one with whom he may race, and won on the other.
+        let scene = &self.scene;
+        let request = |actor: &Actor| {
+            let mut requests = scene.requests.iter();
+            requests.find(|request| request.actor == *actor)
         };
-        // The rivals of a call: those that conflict with it and have won on the other side.
-        let rivals = |actor: &Actor, outcomes: &[Outcome; 2]| {
-            let (won, mine) = (winner_side(outcomes)?, request(actor)?);
-            let rivals: Vec<(&Request, &Request)> = differing
+        let mut raced = false;
+        for (actor, outcomes) in answers {
+            let [left, right] = outcomes;
+            if left == right {
+                continue;
+            }
+            let side = match (lost(left), lost(right)) {
+                (true, false) if won(right) => 0,
+                (false, true) if won(left) => 1,
+                _ => return Ok(None),
+            };
+            let Some(mine) = request(actor) else {
+                return Ok(None);
+            };
+            let mut rivals = answers
                 .iter()
-                .filter(|(_, outcomes)| winner_side(outcomes).is_some_and(|side| side != won))
+                .filter(|(_, outcomes)| won(&outcomes[side]))
                 .filter_map(|(rival, _)| request(rival))
                 .filter(|theirs| mine.conflicts(theirs))
-                .map(|theirs| (mine, theirs))
-                .collect();
-            (!rivals.is_empty()).then_some(rivals)
+                .peekable();
+            if rivals.peek().is_none() {
+                return Ok(None);
+            }
+            raced |= rivals.any(|theirs| scene.may_race(mine, theirs));
+        }
+        Ok(raced.then_some(Freedom::WakeRace))
+    }
+
+    /// By which rule one side may refuse a call that has been waiting, where the other waits on.
+    fn cycle_of_return(&mut self, actor: &Actor, outcomes: &[Outcome; 2]) -> Goes<Option<Freedom>> {
+        let [left, right] = outcomes;
+        let mut requests = self.scene.requests.iter();
+        let request = requests.find(|request| request.actor == *actor).cloned();
+        let (Some(request), true) = (request, outcomes.contains(&Outcome::Blocked)) else {
+            return Ok(None);
         };
-        let all: Option<Vec<_>> = differing
-            .iter()
-            .map(|(actor, outcomes)| rivals(actor, outcomes))
-            .collect();
-        let mut pairs = all?.into_iter().flatten();
-        let raced = pairs.any(|(mine, theirs)| self.scene.may_race(mine, theirs));
-        raced.then_some(Freedom::WakeRace)
+        // What the step has granted may have closed the cycle.
+        let waiting_side = usize::from(*right == Outcome::Blocked);
+        let held = self.held_on(waiting_side)?;
+        let before = std::mem::replace(&mut self.scene.held, held);
+        let freedom = self.cycle(&request, left, right, true);
+        self.scene.held = before;
+        Ok(freedom)
+    }
+
+    /// The granted locks by file, as one side shows them now.
+    fn held_on(&mut self, side: usize) -> Goes<BTreeMap<FileName, Vec<Item>>> {
+        let mut held = BTreeMap::new();
+        for file in self.scene.census.files() {
+            let listing = self.sides[side].step(&Step::Held(file.clone()));
+            if let Outcome::Listing(items) = listing.map_err(Stop::Error)? {
+                held.insert(file, items);
+            }
+        }
+        Ok(held)
     }
 
     /// Compares the listings of every file, and writes down those that have changed.

@@ -64,6 +64,8 @@ pub struct ProcLocks {
 
 /// How much of a listing one read(2) gives at most.
 const PAGE: usize = 4096;
+/// How many readings of several looks each must agree, one after the other.
+const AGREEING: usize = 4;
 /// No line is longer: a look that leaves room for one has come to the end.
 const LONGEST_LINE: usize = 256;
 
@@ -131,12 +133,16 @@ impl Listing for ProcLocks {
         let place = format!("{}:{}", self.device(file)?, file.inode);
         let (text, one_look) = read_locks()?;
         let mut entries = entries_of(&text, &place);
-        // Others may change the list between two looks: believe it once two readings agree.
-        let mut settled = one_look;
-        while !settled {
+        // Others may change the list between two looks: believe it once enough readings agree.
+        let mut agreeing = if one_look { AGREEING } else { 1 };
+        while agreeing < AGREEING {
             let (text, one_look) = read_locks()?;
             let again = entries_of(&text, &place);
-            settled = one_look || again == entries;
+            agreeing = match again == entries {
+                _ if one_look => AGREEING,
+                true => agreeing + 1,
+                false => 1,
+            };
             entries = again;
         }
         Ok(entries)

@@ -107,7 +107,11 @@ pub(super) fn likeness(entry: &Entry, pid: i32, verb: &Verb) -> Option<u8> {
         (ItemKind::Flock, Verb::Flock { lock_type, .. }) => {
             (*lock_type == entry.lock_type).then_some(1)
         }
-        (ItemKind::Lease, Verb::Open { .. } | Verb::Resize { .. }) => Some(1),
+        (ItemKind::Lease, Verb::Open { access, .. }) => {
+            let to_read = *access == Access::Read;
+            (to_read == (entry.lock_type == LockType::Read)).then_some(1)
+        }
+        (ItemKind::Lease, Verb::Resize { .. }) => (entry.lock_type == LockType::Write).then_some(1),
         _ => None,
     }
 }
