@@ -120,6 +120,37 @@ pub fn find_cycle<G: WaitGraph>(
     }
 }
 
+/// A request within reach of `start` that queues for fairness alone and is in a
+/// cycle; `None` if there is none. The shortest cycle may be one of locks alone
+/// that nobody is refused for, and hide a longer one through a queue.
+pub fn find_queue_in_cycle<G: WaitGraph>(
+    graph: &mut G,
+    start: &G::Wait,
+    owner: &Owner,
+) -> Option<G::Wait> {
+    let mut seen: HashSet<Owner> = HashSet::new();
+    seen.insert(owner.clone());
+    let mut reached = alloc::vec![(start.clone(), owner.clone())];
+    while let Some((wait, owner)) = reached.pop() {
+        let mut queues = false;
+        let mut blockers = Vec::new();
+        graph.blockers(&wait, &mut |blocker, edge| {
+            queues |= edge == Edge::Queue;
+            if seen.insert(blocker.clone()) {
+                blockers.push(blocker.clone());
+            }
+            true
+        });
+        if queues && find_cycle(graph, &wait, &owner, true).is_some() {
+            return Some(wait);
+        }
+        for blocker in blockers {
+            graph.waits_of(&blocker, &mut |wait| reached.push((wait, blocker.clone())));
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ pub(crate) use std::sync::Arc;
 pub(crate) use loom::{
     sync::atomic::{AtomicU32, AtomicUsize, Ordering},
     sync::{Mutex, MutexGuard},
+    thread_local,
 };
 #[cfg(loom)]
 pub(crate) use parking::{Thread, current, park};
@@ -16,6 +17,7 @@ pub(crate) use std::{
     sync::atomic::{AtomicU32, AtomicUsize, Ordering},
     sync::{Mutex, MutexGuard},
     thread::{Thread, current, park},
+    thread_local,
 };
 
 /// Hashes what others may choose. Loom wants every run of a model to take the

@@ -32,6 +32,11 @@ impl Clock {
         }
     }
 
+    /// Whether time passes by hand alone.
+    pub(crate) fn is_manual(&self) -> bool {
+        matches!(self, Clock::Manual(_))
+    }
+
     /// Moves a manual clock on; `false` for the system's, which moves by itself.
     pub(crate) fn advance(&self, duration: Duration) -> bool {
         match self {

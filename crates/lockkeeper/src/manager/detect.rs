@@ -15,7 +15,7 @@ use super::handle::FileHandle;
 use super::registry::Wait;
 use super::wait::Ticket;
 use super::{LockManager, events};
-use crate::deadlock::{Edge, Step, WaitGraph, find_cycle};
+use crate::deadlock::{Edge, Step, WaitGraph, find_cycle, find_queue_in_cycle};
 use crate::error::LockError;
 use crate::lock::{LockInfo, LockKind, WaiterId};
 use crate::owner::Owner;
@@ -118,14 +118,19 @@ impl FileHandle {
                 records_only: false,
             };
             let cycle = find_cycle(&mut graph, &start, &owner, true)?;
-            // Of a cycle of locks alone among open files nobody is refused.
-            let queued = cycle.into_iter().find(|step| step.edge == Edge::Queue)?;
+            let queued = cycle.into_iter().find(|step| step.edge == Edge::Queue);
+            let queued = match queued {
+                Some(step) => step.wait,
+                // Of a cycle of locks alone among open files nobody is refused,
+                // but there may be another beside it.
+                None => find_queue_in_cycle(&mut graph, &start, &owner)?,
+            };
             let cx = self.shared.context(self.shared.clock.now());
-            let mut table = lock(&queued.wait.file.table);
+            let mut table = lock(&queued.file.table);
             // It may have ended; then the cycle is gone as well.
-            table.let_pass(queued.wait.id, cx).ok()?;
+            table.let_pass(queued.id, cx).ok()?;
             drop(table);
-            return Some(Remedy::LetPass(queued.wait.file));
+            return Some(Remedy::LetPass(queued.file));
         }
         None
     }

@@ -31,6 +31,7 @@
 
 mod callback;
 mod clock;
+mod deliver;
 mod detect;
 mod events;
 mod file;
@@ -166,8 +167,8 @@ impl Builder {
     }
 
     /// Takes the time from [`LockManager::advance`] alone, for simulations and
-    /// tests: deadlines pass when the clock is moved, and nowhere else. Waits of
-    /// threads ignore their timeouts' real length then.
+    /// tests: deadlines pass when the clock is moved, and nowhere else, timeouts
+    /// of waiting threads included.
     pub fn manual_clock(mut self) -> Builder {
         self.is_manual = true;
         self

@@ -36,6 +36,7 @@ struct Deadlines {
     /// The deadline set for the leases of a file, by the file's address.
     leases: HashMap<usize, TimerKey>,
     count: u64,
+    #[cfg(not(loom))]
     has_thread: bool,
 }
 
@@ -71,7 +72,9 @@ impl Timer {
 #[cfg(not(loom))]
 impl Drop for Timer {
     fn drop(&mut self) {
-        // The thread finds its manager gone.
+        // The thread finds its manager gone. With the mutex, as it may just have
+        // looked and be about to sleep.
+        drop(lock(&self.inner.deadlines));
         self.inner.earlier.notify_one();
     }
 }
@@ -79,7 +82,15 @@ impl Drop for Timer {
 impl Shared {
     /// Sets a deadline.
     pub(crate) fn set_timer(self: &Arc<Shared>, at: Time, due: Due) -> TimerKey {
-        let mut deadlines = lock(&self.timer.inner.deadlines);
+        self.set_timer_among(&mut lock(&self.timer.inner.deadlines), at, due)
+    }
+
+    fn set_timer_among(
+        self: &Arc<Shared>,
+        deadlines: &mut Deadlines,
+        at: Time,
+        due: Due,
+    ) -> TimerKey {
         deadlines.count += 1;
         let key = TimerKey(at, deadlines.count);
         let is_earliest = deadlines.due.keys().next().is_none_or(|first| key < *first);
@@ -102,17 +113,15 @@ impl FileHandle {
     /// Sets the timer for the file's leases, whose next deadline is `at`.
     pub(crate) fn schedule_leases(&self, at: Time) {
         let file = Arc::as_ptr(&self.file) as usize;
-        let old = lock(&self.shared.timer.inner.deadlines)
-            .leases
-            .get(&file)
-            .copied();
+        let mut deadlines = lock(&self.shared.timer.inner.deadlines);
+        let old = deadlines.leases.get(&file).copied();
         if old.is_some_and(|key| key.0 == at) {
             return;
         }
-        let new = self.shared.set_timer(at, Due::Leases(self.file.clone()));
-        let mut deadlines = lock(&self.shared.timer.inner.deadlines);
-        let old = deadlines.leases.insert(file, new);
         let gone = old.and_then(|key| deadlines.due.remove(&key));
+        let due = Due::Leases(self.file.clone());
+        let new = self.shared.set_timer_among(&mut deadlines, at, due);
+        deadlines.leases.insert(file, new);
         drop(deadlines);
         drop(gone);
     }

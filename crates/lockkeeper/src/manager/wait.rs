@@ -4,7 +4,8 @@
 //! News (who was granted, refused, offered) is gathered under the file's mutex
 //! and brought after it is released, in batches of a fixed size, so that it
 //! takes no allocation and a waker may do as it likes. Only who holds a ticket
-//! touches what is behind it.
+//! touches what is behind it. How foreign code is called, see
+//! [`deliver`](super::deliver).
 //!
 //! A thread waits with one word, `state`. Whoever brings its outcome stores the
 //! outcome first and the word after; the thread reads in the other order. A
@@ -17,8 +18,10 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::callback::{CallbackId, Deliver};
+use super::deliver::{Panics, call};
 use super::events;
 use super::handle::FileHandle;
+use super::timer::Due;
 use crate::error::{LockError, NotWaiting};
 use crate::lock::{LockType, WaiterId};
 use crate::owner::Owner;
@@ -41,7 +44,7 @@ impl Ticket {
         match self {
             Ticket::Thread(wait) => wait.finish(outcome),
             Ticket::Task(wait) => wait.finish(outcome),
-            Ticket::Callback(_, deliver) => deliver(outcome),
+            Ticket::Callback(_, deliver) => call(move || deliver(outcome)),
         }
     }
 }
@@ -78,7 +81,8 @@ impl ThreadWait {
 
     fn finish(&self, outcome: Outcome) {
         *lock(&self.outcome) = Some(outcome);
-        self.state.store(FINISHED, Ordering::Release);
+        // Not a plain store: it comes after what the thread made of an offer.
+        self.state.swap(FINISHED, Ordering::Release);
         self.thread.unpark();
     }
 
@@ -137,7 +141,7 @@ impl TaskWait {
             Some(_) => {}
             None => {
                 if let Some(waker) = waker {
-                    waker.wake();
+                    call(move || waker.wake());
                 }
             }
         }
@@ -145,15 +149,23 @@ impl TaskWait {
 
     /// The outcome, if it has come; else remembers whom to wake.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<Outcome> {
+        let is_known = |inner: &TaskState| {
+            let known = inner.waker.as_ref();
+            known.is_some_and(|known| known.will_wake(waker))
+        };
         let mut inner = lock(&self.inner);
-        if let Some(outcome) = inner.outcome.take() {
-            return Some(outcome);
+        if inner.outcome.is_none() && !is_known(&inner) {
+            // A waker is cloned and dropped by foreign code: not under the mutex.
+            drop(inner);
+            let new = Some(waker.clone());
+            inner = lock(&self.inner);
+            let old = core::mem::replace(&mut inner.waker, new);
+            let outcome = inner.outcome.take();
+            drop(inner);
+            drop(old);
+            return outcome;
         }
-        match &mut inner.waker {
-            Some(known) => known.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        None
+        inner.outcome.take()
     }
 
     /// The future is gone: returns the outcome, if it has come, for the caller to
@@ -165,12 +177,18 @@ impl TaskWait {
         before: Vec<(Range, LockType)>,
     ) -> Option<(Outcome, Vec<(Range, LockType)>)> {
         let mut inner = lock(&self.inner);
-        inner.waker = None;
-        if let Some(outcome) = inner.outcome.take() {
-            return Some((outcome, before));
-        }
-        inner.abandoned = Some(Box::new(Abandoned { file, ask, before }));
-        None
+        let waker = inner.waker.take();
+        let outcome = inner.outcome.take();
+        let left = match outcome {
+            Some(outcome) => Some((outcome, before)),
+            None => {
+                inner.abandoned = Some(Box::new(Abandoned { file, ask, before }));
+                None
+            }
+        };
+        drop(inner);
+        drop(waker);
+        left
     }
 }
 
@@ -282,47 +300,34 @@ impl News {
         }
         any
     }
-}
 
-/// Brings what is left when a callback or waker panics: nobody may be left
-/// asleep because another's code failed.
-struct Bringing<'a> {
-    file: &'a FileHandle,
-    news: News,
-}
-
-impl Bringing<'_> {
-    fn bring(&mut self) {
-        for slot in &mut self.news.offers {
+    /// Tells everybody. Panics of their code are held back.
+    fn bring(&mut self, file: &FileHandle, panics: &mut Panics) {
+        for slot in &mut self.offers {
             if let Some(wait) = slot.take() {
                 wait.offer();
             }
         }
-        for slot in &mut self.news.ended {
+        for slot in &mut self.ended {
             if let Some(ended) = slot.take() {
-                self.file
-                    .leave(&ended.ticket, ended.request.owner(), ended.id);
-                events::wait_ended(self.file.id(), &ended.request, &ended.result);
-                ended.ticket.deliver(ended.result);
+                panics.hold(|| {
+                    events::wait_ended(file.id(), &ended.request, &ended.result);
+                    ended.ticket.deliver(ended.result);
+                });
             }
         }
-        for slot in &mut self.news.breaks {
+        for slot in &mut self.breaks {
             if let Some(lease_break) = slot.take() {
-                self.file.shared.tell_break(self.file.id(), &lease_break);
+                let (shared, id) = (file.shared.clone(), file.id());
+                panics.hold(|| call(move || shared.tell_break(id, &lease_break)));
             }
         }
-    }
-}
-
-impl Drop for Bringing<'_> {
-    fn drop(&mut self) {
-        self.bring();
     }
 }
 
 impl FileHandle {
     /// Brings all news of the file, and looks for cycles that a grant to `owner`
-    /// or to a waiter may have closed. To be called with the file's mutex after
+    /// or to a waiter may have closed, or a waiter that queues anew. To be called with the file's mutex after
     /// whatever may have made news.
     #[cold]
     pub(crate) fn bring_news<'a>(
@@ -334,17 +339,20 @@ impl FileHandle {
         if let Some(owner) = granted {
             self.suspect(&table, owner, &mut suspects);
         }
+        let mut panics = Panics::default();
         loop {
-            let mut bringing = Bringing {
-                file: self,
-                news: News::default(),
-            };
-            let any = bringing.news.gather(&mut table);
-            for ended in bringing.news.ended.iter().flatten() {
+            let mut news = News::default();
+            let any = news.gather(&mut table);
+            for ended in news.ended.iter().flatten() {
                 // Before asking whether its owner waits: not for this any more.
                 self.leave(&ended.ticket, ended.request.owner(), ended.id);
                 if ended.result.is_ok() {
                     self.suspect(&table, ended.request.owner(), &mut suspects);
+                }
+            }
+            while let Some(id) = table.next_requeued() {
+                if self.may_close_cycle(&table, id) && !suspects.contains(&id) {
+                    suspects.push(id);
                 }
             }
             if !any {
@@ -356,12 +364,13 @@ impl FileHandle {
                 break;
             }
             drop(table);
-            bringing.bring();
+            news.bring(self, &mut panics);
             table = lock(&self.file.table);
         }
         for id in suspects {
-            self.look_for_cycle(id);
+            panics.hold(|| self.look_for_cycle(id));
         }
+        panics.go_on();
     }
 
     /// Notes those whom a lock just granted to `owner` makes wait for it, if it
@@ -440,9 +449,13 @@ impl FileHandle {
     /// Blocks the calling thread until what is asked for is done.
     pub(crate) fn wait(&self, ask: &Ask, options: WaitOptions<'_>) -> Outcome {
         let wait = Arc::new(ThreadWait::new());
-        let deadline = options
-            .timeout
-            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let (deadline, by_hand) = match options.timeout {
+            None => (None, None),
+            Some(timeout) if self.shared.clock.is_manual() => {
+                (None, Some(self.shared.clock.now().after(timeout)))
+            }
+            Some(timeout) => (Instant::now().checked_add(timeout), None),
+        };
         let id = match self.begin(ask, Ticket::Thread(wait.clone()), true) {
             Ok(Lock::Granted(_)) => return Ok(()),
             Ok(Lock::Waiting(id)) => id,
@@ -451,7 +464,14 @@ impl FileHandle {
         if let Some(interrupt) = options.interrupt {
             interrupt.aim(Some((self.clone(), id)));
         }
+        let timer = by_hand.map(|at| {
+            let due = Due::Cancel(self.file.clone(), id);
+            self.shared.set_timer(at, due)
+        });
         let outcome = self.sleep(&wait, id, deadline);
+        if let Some(timer) = timer {
+            self.shared.timer.forget(timer);
+        }
         if let Some(interrupt) = options.interrupt {
             interrupt.aim(None);
         }

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::granted::{Granted, Record};
 use super::lease::Lease;
-use super::waiting::{Branch, Class, Waiter, Waiting};
+use super::waiting::{Branch, Class, Requeued, Waiter, Waiting};
 use crate::error::{LimitKind, LockError};
 use crate::lock::{Fairness, LockKind, LockType, Time};
 use crate::owner::{Owner, ProcessId};
@@ -180,6 +180,8 @@ pub(crate) struct Locks<T> {
     pub(crate) untold: u32,
     /// Whether a request has ever queued for fairness alone.
     pub(crate) has_queued: bool,
+    /// Who queues for fairness alone, newly and by no call of his own.
+    pub(crate) requeued: Requeued,
     /// The last arrival number given out.
     pub(crate) arrivals: u64,
     pub(crate) leases: Slab<Lease>,
@@ -203,6 +205,7 @@ impl<T> Locks<T> {
             ready: (NIL, NIL),
             untold: 0,
             has_queued: false,
+            requeued: Requeued::default(),
             arrivals: 0,
             leases: Slab::new(),
             counters: Counters::default(),
@@ -227,7 +230,7 @@ impl<T> Locks<T> {
 
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
-        self.ready.0 != NIL || self.has_offer()
+        self.ready.0 != NIL || self.has_offer() || !self.requeued.is_empty()
     }
 
     /// Takes over the locks that a table kept in itself.

@@ -655,8 +655,20 @@ impl<T> Table<T> {
         }
     }
 
-    /// Whether [`next_ended`](Table::next_ended) or
-    /// [`next_offer`](Table::next_offer) has anything.
+    /// The next waiter that has come to queue for fairness alone, since the lock
+    /// went that it waited for: an edge that may close a cycle, where others wait
+    /// for its owner on other files. To be called like
+    /// [`next_ended`](Table::next_ended) by whoever looks for deadlocks; a waiter
+    /// may be named more than once.
+    pub fn next_requeued(&mut self) -> Option<WaiterId> {
+        let locks = self.full_in_use_mut()?;
+        let id = locks.next_requeued()?;
+        Some(locks.waiter_id(id))
+    }
+
+    /// Whether [`next_ended`](Table::next_ended),
+    /// [`next_offer`](Table::next_offer) or
+    /// [`next_requeued`](Table::next_requeued) has anything.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.full_in_use().is_some_and(Locks::has_news)

@@ -279,6 +279,32 @@ impl Waiting {
     };
 }
 
+/// Waiters that have come to queue for fairness alone, when the lock went that
+/// they waited for. The search for cycles must hear of them, and to tell it must
+/// not take memory: past the first few, all who queue are told.
+#[derive(Debug, Default)]
+pub(crate) struct Requeued {
+    first: [u32; 4],
+    count: usize,
+    /// Where the walk over all who queue has come to.
+    cursor: u32,
+}
+
+impl Requeued {
+    fn add(&mut self, id: u32) {
+        if let Some(place) = self.first.get_mut(self.count) {
+            *place = id;
+        }
+        self.count = self.first.len().min(self.count) + 1;
+        self.cursor = 0;
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
 /// How a waiter came out of a look at its state.
 pub(crate) enum Claim {
     Waiting,
@@ -1028,6 +1054,9 @@ impl<T> Locks<T> {
     pub(crate) fn look_at(&mut self, id: u32, cx: &Context<'_>) {
         if let Some(obstacle) = self.obstacle_of_waiter(id, cx) {
             self.counters.requeues += 1;
+            if matches!(obstacle, Obstacle::Waiter(_)) {
+                self.requeued.add(id);
+            }
             return self.attach(id, obstacle, cx);
         }
         let is_offer = self.waiters[id].may_be_offered
@@ -1038,6 +1067,35 @@ impl<T> Locks<T> {
             let verdict = self.grant(id, cx);
             self.finish(id, verdict);
         }
+    }
+
+    /// The next waiter that has come to queue for fairness alone.
+    pub(crate) fn next_requeued(&mut self) -> Option<u32> {
+        let queues = |waiters: &Slab<Waiter<T>>, id: u32| {
+            let waiter = waiters.get(id);
+            waiter.is_some_and(|waiter| waiter.is_soft && waiter.state == State::Blocked)
+        };
+        let requeued = &mut self.requeued;
+        while let Some(last) = requeued.count.checked_sub(1) {
+            let id = match requeued.first.get(last) {
+                Some(&id) => {
+                    requeued.count = last;
+                    id
+                }
+                None => {
+                    let id = requeued.cursor;
+                    requeued.cursor += 1;
+                    if id >= self.waiters.slots() {
+                        requeued.count = 0;
+                    }
+                    id
+                }
+            };
+            if queues(&self.waiters, id) {
+                return Some(id);
+            }
+        }
+        None
     }
 
     /// What a waiter must wait for now: a lock, a lease, an older waiter that was

@@ -55,7 +55,7 @@ pub fn errno<T>(result: std::result::Result<T, LockError>) -> std::result::Resul
 /// Yields until it is so; gives up at last, so that a lost wake-up fails a test
 /// rather than hanging it.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..20_000_000 {
+    for _ in 0..1_000_000 {
         if is_so() {
             return;
         }
