@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use lockkeeper_script::Script;
+use lockkeeper_script::library::LEGEND;
 use lockkeeper_script::runner::{self, Observer};
 use lockkeeper_script::script::{Outcome, Statement};
 
@@ -45,6 +46,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for script in &scripts {
         let report = if arguments.explain {
             writeln!(out, "{}:", script.name())?;
+            if arguments.on == Place::Library {
+                writeln!(out, "      {LEGEND}")?;
+            }
             runner::run(script, &mut executor, &mut Explainer { out: &mut out })
         } else {
             runner::run(script, &mut executor, &mut ())

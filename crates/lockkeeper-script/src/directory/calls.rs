@@ -126,12 +126,15 @@ impl Directory {
 
     /// Takes note of what a call that could wait has returned.
     pub(super) fn returned(&mut self, name: &Actor, reply: Reply) -> Carried<()> {
-        let verb = self.pending(name)?.verb.clone();
+        let pending = self.pending(name)?;
+        let (verb, description) = (pending.verb.clone(), pending.description);
         let outcome = match &verb {
             Verb::Open { fd, file, .. } => self.opened(name, fd, file, reply),
             Verb::Set { record, .. } => {
                 let outcome = plain(reply);
-                self.note_taken(name, record, &outcome)?;
+                if let Some(description) = description {
+                    self.note_taken(name, description, record, &outcome)?;
+                }
                 outcome
             }
             _ => plain(reply),
@@ -169,19 +172,17 @@ impl Directory {
     pub(super) fn note_taken(
         &mut self,
         name: &Actor,
+        description: usize,
         record: &Record,
         outcome: &Outcome,
     ) -> Carried<()> {
         let takes = record.lock_type != RequestType::Known(LockType::Unlock);
         if record.kind == RecordKind::Ofd && takes && *outcome == Outcome::Ok {
             let process = self.thread(name)?.process;
-            // The descriptor may have been closed while the call waited, and its lock is gone then.
-            if let Ok(open) = self.open(name, &record.fd) {
-                let span = absolute(&record.range);
-                let taken = &mut self.descriptions[open.description].taken;
-                taken.retain(|(earlier, _)| *earlier != span);
-                taken.push((span, process));
-            }
+            let span = absolute(&record.range);
+            let taken = &mut self.descriptions[description].taken;
+            taken.retain(|(earlier, _)| *earlier != span);
+            taken.push((span, process));
         }
         Ok(())
     }

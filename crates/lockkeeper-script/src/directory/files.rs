@@ -66,15 +66,15 @@ impl Directory {
             .iter()
             .map(|entry| {
                 let span = Span::inclusive(entry.start, entry.end);
-                let actor = match (entry.kind, entry.pid) {
-                    (ItemKind::Ofd, _) | (_, None) => {
+                let actor = match entry.pid {
+                    None => {
                         let claim = unclaimed.iter().position(|(taken, _)| *taken == span);
                         match claim {
                             Some(claim) => unclaimed.swap_remove(claim).1,
                             None => self.hidden_taker(&hidden, entry.start),
                         }
                     }
-                    (_, Some(pid)) => self.name_of(pid),
+                    Some(pid) => self.name_of(pid),
                 };
                 item(entry, actor)
             })

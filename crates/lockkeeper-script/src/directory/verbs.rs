@@ -144,13 +144,16 @@ impl Directory {
     }
 
     fn set(&mut self, name: &Actor, verb: &Verb, record: &Record, wait: bool) -> Carried<Outcome> {
-        let number = self.open(name, &record.fd)?.number;
+        let Open {
+            number,
+            description,
+        } = self.open(name, &record.fd)?;
         let numbers = record_numbers(number, record, set_command(record.kind, wait));
         if wait {
             return self.call_that_may_wait(name, verb, Call::Record, &numbers, &[]);
         }
         let outcome = plain(self.call(name, verb, Call::Record, &numbers, &[])?);
-        self.note_taken(name, record, &outcome)?;
+        self.note_taken(name, description, record, &outcome)?;
         Ok(outcome)
     }
 

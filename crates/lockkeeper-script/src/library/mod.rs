@@ -18,6 +18,8 @@ mod picture;
 mod processes;
 mod waits;
 
+pub use picture::LEGEND;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
