@@ -4,7 +4,9 @@
 
 mod differ;
 mod doctor;
+mod locks;
 mod mount;
+mod mount_listing;
 mod place;
 mod replay;
 
@@ -24,6 +26,8 @@ struct Cli {
 enum Command {
     /// Show a folder elsewhere, with its file locks served by lockkeeper
     Mount(mount::Arguments),
+    /// Show who holds locks on a mount, and who waits
+    Locks(locks::Arguments),
     /// Say what this machine can do for a mount, and what to install
     Doctor(doctor::Arguments),
     /// Run lock scripts and compare what each call returns
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Mount(arguments) => mount::run(&arguments),
+        Command::Locks(arguments) => locks::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),

@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use lockkeeper::{Fairness, Limits, LockManager};
+use lockkeeper_mount::report::{self, Report};
 use lockkeeper_mount::status::{self, StatusSocket};
 use lockkeeper_mount::{
-    Conflict, DataPath, DeferredReply, Errno, FileId, LockRequest, LockService, MountOptions,
-    Negotiated, Owner, RequestId, Session, Unmounted, Unmounter,
+    DataPath, ManagerService, MountOptions, Negotiated, Session, Unmounted, Unmounter,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -61,6 +62,11 @@ pub struct Arguments {
     /// The same for attributes alone
     #[arg(long, value_name = "SECONDS")]
     attr_cache: Option<f64>,
+    /// How many newcomers may overtake a waiting request: `unlimited` (as Linux), `fifo` (none), or a number
+    #[arg(long, value_name = "unlimited|fifo|N", value_parser = fairness, default_value = "1000")]
+    fairness: Fairness,
+    #[command(flatten)]
+    limits: LimitOptions,
     /// Serve in the background; returns when the mount can be used
     #[arg(long)]
     daemon: bool,
@@ -93,6 +99,67 @@ pub struct Arguments {
     noexec: bool,
 }
 
+/// How many locks and waiting requests there may be; without end if not given. What is over a limit is
+/// refused with ENOLCK.
+#[derive(Args, Clone, Debug, Default)]
+struct LimitOptions {
+    /// Locks of one owner (a process or an open file) on all files
+    #[arg(long, value_name = "N")]
+    max_locks_per_owner: Option<u32>,
+    /// Locks on one file
+    #[arg(long, value_name = "N")]
+    max_locks_per_file: Option<u32>,
+    /// Locks on the whole mount
+    #[arg(long, value_name = "N")]
+    max_locks: Option<u32>,
+    /// Waiting requests of one owner on all files
+    #[arg(long, value_name = "N")]
+    max_waiters_per_owner: Option<u32>,
+    /// Waiting requests on one file
+    #[arg(long, value_name = "N")]
+    max_waiters_per_file: Option<u32>,
+    /// Waiting requests on the whole mount
+    #[arg(long, value_name = "N")]
+    max_waiters: Option<u32>,
+}
+
+impl LimitOptions {
+    fn limits(&self) -> Limits {
+        Limits {
+            locks_per_owner: self.max_locks_per_owner,
+            locks_per_file: self.max_locks_per_file,
+            locks_in_all: self.max_locks,
+            waiters_per_owner: self.max_waiters_per_owner,
+            waiters_per_file: self.max_waiters_per_file,
+            waiters_in_all: self.max_waiters,
+        }
+    }
+
+    /// The limit that the mount option `name` sets.
+    fn by_mount_option(&mut self, name: &str) -> Option<&mut Option<u32>> {
+        Some(match name {
+            "max_locks_per_owner" => &mut self.max_locks_per_owner,
+            "max_locks_per_file" => &mut self.max_locks_per_file,
+            "max_locks" => &mut self.max_locks,
+            "max_waiters_per_owner" => &mut self.max_waiters_per_owner,
+            "max_waiters_per_file" => &mut self.max_waiters_per_file,
+            "max_waiters" => &mut self.max_waiters,
+            _ => return None,
+        })
+    }
+}
+
+fn fairness(text: &str) -> Result<Fairness, String> {
+    match text {
+        "unlimited" => Ok(Fairness::Unlimited),
+        "fifo" => Ok(Fairness::FIFO),
+        number => number
+            .parse()
+            .map(Fairness::Bounded)
+            .map_err(|_| "neither `unlimited` nor `fifo` nor a number".into()),
+    }
+}
+
 /// How much to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Level {
@@ -123,25 +190,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The lock manager that serves the mount.
-fn lock_manager(_arguments: &Arguments) -> Arc<dyn LockService> {
-    Arc::new(NoLocks)
-}
-
-/// Stands where the lock manager will: refuses every lock, so that no program believes it has one.
-struct NoLocks;
-
-impl LockService for NoLocks {
-    fn getlk(&self, _: &LockRequest) -> Result<Option<Conflict>, Errno> {
-        Err(Errno::NOLCK)
-    }
-    fn setlk(&self, _: &LockRequest) -> Result<(), Errno> {
-        Err(Errno::NOLCK)
-    }
-    fn setlkw(&self, _: &LockRequest, reply: DeferredReply) {
-        reply.send(Err(Errno::NOLCK));
-    }
-    fn interrupt(&self, _: RequestId) {}
-    fn close_owner(&self, _: FileId, _: Owner) {}
+fn lock_manager(arguments: &Arguments) -> Arc<ManagerService> {
+    let manager = LockManager::builder()
+        .fairness(arguments.fairness)
+        .limits(arguments.limits.limits())
+        .build();
+    Arc::new(ManagerService::new(manager))
 }
 
 fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
@@ -237,37 +291,37 @@ fn listen(
     session: &Session,
     data_path: &Arc<OnceLock<DataPath>>,
 ) -> Option<Arc<StatusSocket>> {
-    let path = match &arguments.status {
-        Some(path) => path.clone(),
-        None => status::default_path(session.dev()?),
-    };
+    let default_path = session.dev().map(status::default_path);
+    let path = arguments.status.clone().or_else(|| default_path.clone())?;
     let (observer, data_path) = (session.observer(), data_path.clone());
     let (source, mountpoint) = (session.source().to_owned(), session.mountpoint().to_owned());
-    let report = move || {
-        let counts = observer.counts();
-        serde_json::json!({
-            "lockkeeper": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "source": source.to_string_lossy(),
-            "mountpoint": mountpoint.to_string_lossy(),
-            "data": data_path.get().map(|path| format!("{path:?}").to_lowercase()),
-            "counts": {
-                "inodes": counts.inodes,
-                "handles": counts.handles,
-                "lock_processes": counts.lock_processes,
-                "lock_handles": counts.lock_handles,
-                "waiting": counts.waiting,
-            },
-            "locks": observer.listing(),
-        })
+    let report = move || Report {
+        version: report::VERSION,
+        lockkeeper: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+        source: source.to_string_lossy().into_owned(),
+        mountpoint: mountpoint.to_string_lossy().into_owned(),
+        data: data_path
+            .get()
+            .map(|path| format!("{path:?}").to_lowercase()),
+        mandatory: observer.is_mandatory(),
+        counts: observer.counts(),
+        files: observer.listing(&mountpoint),
     };
-    match StatusSocket::listen(&path, report) {
-        Ok(socket) => Some(Arc::new(socket)),
+    let mut socket = match StatusSocket::listen(&path, report) {
+        Ok(socket) => socket,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no status socket");
-            None
+            return None;
         }
+    };
+    if let Some(default_path) = default_path
+        && arguments.status.is_some()
+        && let Err(error) = socket.announce(&default_path)
+    {
+        tracing::info!(path = %default_path.display(), %error, "the status socket is not linked here");
     }
+    Some(Arc::new(socket))
 }
 
 /// One screen: what is where, and what to try.
@@ -505,6 +559,18 @@ impl Arguments {
                 ("cache", Some(value)) => self.cache = number(option, value)?,
                 ("entry_timeout", Some(value)) => self.entry_cache = Some(number(option, value)?),
                 ("attr_timeout", Some(value)) => self.attr_cache = Some(number(option, value)?),
+                ("fairness", Some(value)) => {
+                    self.fairness =
+                        fairness(value).map_err(|error| anyhow::anyhow!("-o {option}: {error}"))?;
+                }
+                (name, Some(value)) if self.limits.by_mount_option(name).is_some() => {
+                    let limit = value
+                        .parse()
+                        .with_context(|| format!("-o {option}: not a number"))?;
+                    if let Some(slot) = self.limits.by_mount_option(name) {
+                        *slot = Some(limit);
+                    }
+                }
                 ("pid_file", Some(value)) => self.pid_file = Some(value.into()),
                 ("status", Some(value)) => self.status = Some(value.into()),
                 ("log_file", Some(value)) => self.log_file = Some(value.into()),
@@ -539,6 +605,8 @@ impl Arguments {
                 _ => bail!(
                     "unknown mount option {option:?}; known are ro, rw, allow_other, mandatory, no_backing, \
                      suid, dev, noexec, cache=SECONDS, entry_timeout=SECONDS, attr_timeout=SECONDS, \
+                     fairness=unlimited|fifo|N, max_locks=N, max_locks_per_file=N, max_locks_per_owner=N, \
+                     max_waiters=N, max_waiters_per_file=N, max_waiters_per_owner=N, \
                      pid_file=FILE, status=SOCKET, no_status, log=LEVEL, log_file=FILE"
                 ),
             }
@@ -616,6 +684,22 @@ mod tests {
         assert_eq!(options.entry_timeout, Duration::from_millis(2500));
         assert_eq!(options.attr_timeout, Duration::ZERO);
         assert!(!options.suid && !options.dev && !options.exec);
+        for (words, expected) in [
+            ("mount s m", Fairness::Bounded(1000)),
+            ("mount s m --fairness unlimited", Fairness::Unlimited),
+            ("mount s m -o fairness=fifo", Fairness::Bounded(0)),
+            ("mount s m --fairness 7", Fairness::Bounded(7)),
+        ] {
+            assert_eq!(parse(words).expect(words).fairness, expected, "{words}");
+        }
+        let limits = parse("mount s m --max-locks 9 -o max_waiters_per_file=3")
+            .expect("numbers")
+            .limits
+            .limits();
+        assert_eq!(
+            (limits.locks_in_all, limits.waiters_per_file),
+            (Some(9), Some(3))
+        );
     }
 
     #[test]
@@ -624,6 +708,8 @@ mod tests {
             ("mount s m -o colour", "colour"),
             ("mount s m -o cache=soon", "cache=soon"),
             ("mount s m -o log=loud", "log=loud"),
+            ("mount s m -o fairness=fair", "fairness=fair"),
+            ("mount s m -o max_locks=many", "max_locks=many"),
         ] {
             let error = parse(words).map(drop).expect_err("wrong").to_string();
             assert!(error.contains(named), "{error}");

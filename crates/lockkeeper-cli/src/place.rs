@@ -64,5 +64,5 @@ pub fn on_directory(directory: &Path, strict: bool) -> anyhow::Result<Directory>
         strict,
         ..Options::new(program)
     };
-    Ok(Directory::new(directory, options)?)
+    crate::mount_listing::directory_on(directory, options)
 }

@@ -1,12 +1,10 @@
-//! Shows a folder elsewhere, with the locks of the tests' tiny lock manager:
+//! A mount in a few lines: shows a folder elsewhere, with its locks served by the library.
 //! `cargo run --example passthrough -- SOURCE MOUNTPOINT [mandatory] [cached] [allow_other] [ro]`
-
-#[path = "../tests/support/list_locks.rs"]
-mod list_locks;
 
 use std::sync::Arc;
 
-use lockkeeper_mount::{MountOptions, Session};
+use lockkeeper::LockManager;
+use lockkeeper_mount::{ManagerService, MountOptions, Session};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +18,8 @@ fn main() {
     options.passthrough = !has("cached");
     options.allow_other = has("allow_other");
     options.read_only = has("ro");
-    let result = Session::mount(&options, Arc::new(list_locks::ListLocks::default()))
+    let service = Arc::new(ManagerService::new(LockManager::new()));
+    let result = Session::mount(&options, service)
         .map_err(|error| error.to_string())
         .and_then(|session| {
             session

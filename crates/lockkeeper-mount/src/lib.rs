@@ -24,11 +24,14 @@
 //! # Who does what
 //!
 //! ```text
-//!  kernel ─► server   one reader, in order ─► locks    owners, deferred replies ─► LockService
+//!  kernel ─► server   one reader, in order ─► locks    owners, deferred replies ─► LockService: service
 //!              │                               ├ owners  whose lock is it: a pure state machine
 //!              │                               └ caller  OFD or POSIX? /proc/TID/syscall tells
 //!              ├─► fs       the passthrough, with the caller's rights (credentials)
 //!              └─► workers  the same, for what may wait for a disk
+//!
+//!  service      the LockService over lockkeeper's LockManager
+//!  report       what a listing says; status: the socket over which it is asked for
 //! ```
 //!
 //! Exactly one thread reads the device. RELEASE is asynchronous: with two readers a program that closes a
@@ -50,8 +53,10 @@ mod fs;
 mod locks;
 pub mod mountpoint;
 mod owners;
+pub mod report;
 pub mod request;
 mod server;
+mod service;
 mod session;
 pub mod status;
 mod sys;
@@ -59,16 +64,14 @@ mod sys;
 mod wire_tests;
 mod workers;
 
-// The tests' lock manager names this crate as the tests outside it do.
-#[cfg(test)]
-extern crate self as lockkeeper_mount;
-
 pub use locks::{
     Conflict, DeferredReply, FileId, HandleId, IoRequest, LockClass, LockKind, LockRequest,
     LockService, OFFSET_MAX, Range, RequestId,
 };
 pub use mountpoint::{MountError, Prepared};
 pub use owners::{Owner, OwnerKind};
+pub use report::Counts;
 pub use rustix::io::Errno;
-pub use server::{Counts, DataPath, Negotiated, Observer};
+pub use server::{DataPath, Negotiated, Observer};
+pub use service::ManagerService;
 pub use session::{MountOptions, Session, Unmounted, Unmounter};

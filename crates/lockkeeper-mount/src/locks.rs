@@ -22,6 +22,7 @@ use crate::caller::CallerProbe;
 use crate::device::Device;
 use crate::fs::inode::lock;
 use crate::owners::{Loss, Owner, OwnerKind, OwnerValue, Owners};
+use crate::report::FileLocks;
 use crate::request::Caller;
 
 /// A file of the source: hard links are one file, and an unlinked one that is still open keeps its id.
@@ -127,6 +128,10 @@ pub struct IoRequest {
     pub write: bool,
     /// `O_NONBLOCK`: answer `EAGAIN` rather than wait.
     pub nonblocking: bool,
+    /// The open file description it goes through; `HandleId(0)` where it goes through none.
+    pub handle: HandleId,
+    /// The calling thread in the server's pid namespace; 0 if not visible.
+    pub tid: u32,
 }
 
 /// A lock manager that serves a mount. See the module for threads and order.
@@ -164,9 +169,13 @@ pub trait LockService: Send + Sync + 'static {
         admission.send(Ok(()));
     }
 
+    /// The open file description is gone, after [`close_owner`](Self::close_owner) for those who had
+    /// locks through it: whatever is kept for it can go.
+    fn released(&self, _handle: HandleId) {}
+
     /// Everything held and waited for on this mount, for the status socket.
-    fn listing(&self) -> serde_json::Value {
-        serde_json::Value::Null
+    fn listing(&self) -> Vec<FileLocks> {
+        Vec::new()
     }
 
     /// The mount is going away: end every wait, with `EIO`.
@@ -473,6 +482,7 @@ impl LockDesk {
         for Loss { file, owner } in losses {
             self.service.close_owner(file, owner);
         }
+        self.service.released(HandleId(fh));
     }
 
     /// Asks the mandatory locks about a read or write; `finish` runs once, when they have answered.
@@ -480,9 +490,12 @@ impl LockDesk {
         let id = RequestId(io.unique);
         let (process, open_file) = {
             let owners = &lock(&self.ledger.0).owners;
-            let process = io
-                .lock_owner
-                .and_then(|value| owners.peek(io.handle, OwnerValue(value), OwnerKind::Process));
+            // Not every message names the caller's value. If one process alone has locked through the
+            // handle, it is taken for the caller: what it may not do it could do by unlocking first.
+            let process = match io.lock_owner {
+                Some(value) => owners.peek(io.handle, OwnerValue(value), OwnerKind::Process),
+                None => owners.only_process(io.handle),
+            };
             (
                 process,
                 owners.peek(io.handle, OwnerValue(0), OwnerKind::OpenFile),
@@ -498,6 +511,8 @@ impl LockDesk {
                 range: io.range,
                 write: io.write,
                 nonblocking: io.nonblocking,
+                handle: io.handle,
+                tid: io.tid,
             },
             reply,
         );
@@ -521,12 +536,14 @@ pub struct IoAsked {
     pub write: bool,
     /// Whether it must not wait.
     pub nonblocking: bool,
+    /// The calling thread.
+    pub tid: u32,
 }
 
 impl Range {
     /// `len` bytes from `start`; `None` if there are none below [`OFFSET_MAX`].
     pub fn of_len(start: u64, len: u64) -> Option<Range> {
-        let end = start.checked_add(len.checked_sub(1)?)?.min(OFFSET_MAX);
+        let end = start.saturating_add(len.checked_sub(1)?).min(OFFSET_MAX);
         (start <= end).then_some(Range { start, end })
     }
 }

@@ -373,6 +373,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// Its source.
     pub source: PathBuf,
+    /// Who mounted it, for FUSE mounts; else 0.
+    pub user_id: u32,
 }
 
 /// All mounts of this process's mount namespace; none if `/proc` is not there.
@@ -393,11 +395,16 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountEntry> {
     let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
     let fs_type = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = unescape(rest.next()?);
+    let options = String::from_utf8_lossy(rest.next().unwrap_or_default());
+    let user_id = options
+        .split(',')
+        .find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
     Some(MountEntry {
         dev,
         path,
         fs_type,
         source,
+        user_id: user_id.unwrap_or(0),
     })
 }
 
@@ -432,7 +439,7 @@ mod tests {
 
     #[test]
     fn mountinfo_lines_are_understood() {
-        let line = b"55 28 0:47 / /tmp/a\\040b\\134c rw,nosuid - fuse.lockkeeper /src rw,user_id=0";
+        let line = b"55 28 0:47 / /tmp/a\\040b\\134c rw,nosuid - fuse.lockkeeper /src rw,user_id=1000,group_id=7";
         assert_eq!(
             parse_mountinfo(line),
             Some(MountEntry {
@@ -440,6 +447,7 @@ mod tests {
                 path: "/tmp/a b\\c".into(),
                 fs_type: FS_TYPE.into(),
                 source: "/src".into(),
+                user_id: 1000,
             })
         );
         for bad in [

@@ -119,6 +119,14 @@ impl Owners {
         Some(Owner { kind, id })
     }
 
+    /// The process that has locked through `handle`, if there is exactly one.
+    pub fn only_process(&self, handle: HandleId) -> Option<Owner> {
+        match self.handles.get(&handle)?.processes[..] {
+            [value] => self.peek(handle, value, OwnerKind::Process),
+            _ => None,
+        }
+    }
+
     /// An owner that nobody is and that holds nothing: for queries by an owner not known here.
     pub fn nobody(&mut self, kind: OwnerKind) -> Owner {
         Owner {

@@ -5,6 +5,7 @@
 //! out of order, and no wake-up crosses cpus on the way to a lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +16,8 @@ use crate::abi::{self, fattr, init};
 use crate::device::{Device, ReplyBuffer};
 use crate::fs::inode::lock;
 use crate::fs::{PassthroughFs, Place, Served};
-use crate::locks::{HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
+use crate::locks::{FileId, HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
+use crate::report::{Counts, FileLocks};
 use crate::request::{Malformed, Operation, Request};
 use crate::workers::Workers;
 
@@ -67,21 +69,6 @@ pub struct Server {
     stack_depth: u32,
 }
 
-/// Numbers that tell how a mount is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    /// Inodes the kernel knows.
-    pub inodes: usize,
-    /// Files and folders it has open.
-    pub handles: usize,
-    /// Processes that have, want or had locks in files they still have open.
-    pub lock_processes: usize,
-    /// Open files that were used to lock.
-    pub lock_handles: usize,
-    /// Requests whose reply is still owed: waiters.
-    pub waiting: usize,
-}
-
 /// A view on a running server.
 #[derive(Clone, Debug)]
 pub struct Observer(Arc<Shared>);
@@ -100,9 +87,24 @@ impl Observer {
         }
     }
 
-    /// The lock manager's listing.
-    pub fn listing(&self) -> serde_json::Value {
-        self.0.desk.service().listing()
+    /// Every lock and waiting request, with the files as they are seen through `mountpoint`.
+    pub fn listing(&self, mountpoint: &Path) -> Vec<FileLocks> {
+        let mut files = self.0.desk.service().listing();
+        for file in &mut files {
+            let Some(place) = self.0.fs.place_of(file.file()) else {
+                continue;
+            };
+            file.path = Some(mountpoint.join(place.path).to_string_lossy().into_owned());
+            file.deleted = place.deleted;
+            file.inode = place.inode;
+            file.size = Some(place.size);
+        }
+        files
+    }
+
+    /// Whether reads and writes obey record locks.
+    pub fn is_mandatory(&self) -> bool {
+        self.0.mandatory
     }
 }
 
@@ -189,23 +191,9 @@ impl Server {
     }
 
     /// Hands a message to a worker, after the mandatory locks have agreed where they are asked.
-    fn pass_on(&self, message: Vec<u8>, len: usize, admission: Option<IoAsked>) {
-        let shared = self.shared.clone();
-        let Some(io) = admission else {
-            return self
-                .workers
-                .submit(Box::new(move |out| shared.serve_message(message, len, out)));
-        };
-        let workers = self.workers.clone();
-        self.shared.desk.admit_io(
-            &io,
-            Box::new(move |admitted| match admitted {
-                Ok(()) => {
-                    workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
-                }
-                Err(errno) => shared.device.reply(io.unique, Err(errno)),
-            }),
-        );
+    fn pass_on(&self, message: Vec<u8>, len: usize, admission: Vec<IoAsked>) {
+        let (shared, workers) = (self.shared.clone(), self.workers.clone());
+        pass_on_admitted(shared, workers, admission.into_iter(), message, len);
     }
 
     fn init(
@@ -317,12 +305,34 @@ impl Server {
     }
 }
 
+/// Asks the mandatory locks the questions that are left, one after the other, and then has a worker serve
+/// the message.
+fn pass_on_admitted(
+    shared: Arc<Shared>,
+    workers: Workers,
+    mut questions: std::vec::IntoIter<IoAsked>,
+    message: Vec<u8>,
+    len: usize,
+) {
+    let Some(io) = questions.next() else {
+        return workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
+    };
+    let desk = shared.clone();
+    desk.desk.admit_io(
+        &io,
+        Box::new(move |admitted| match admitted {
+            Ok(()) => pass_on_admitted(shared, workers, questions, message, len),
+            Err(errno) => shared.device.reply(io.unique, Err(errno)),
+        }),
+    );
+}
+
 /// What the reader does with a message after looking at it.
 enum Keep {
     /// Nothing more: it is served.
     Served,
-    /// A worker gets it, after this question to the mandatory locks.
-    Pass(Option<IoAsked>),
+    /// A worker gets it, after these questions to the mandatory locks.
+    Pass(Vec<IoAsked>),
 }
 
 impl Shared {
@@ -354,10 +364,11 @@ impl Shared {
                 {
                     self.desk.release(file, args.fh);
                 }
-                if self.mandatory
-                    && let Some(io) = self.io_asked(request)
-                {
-                    return Keep::Pass(Some(io));
+                if self.mandatory {
+                    let questions = self.io_asked(request);
+                    if !questions.is_empty() {
+                        return Keep::Pass(questions);
+                    }
                 }
                 return self.serve(request, Place::Reader, out);
             }
@@ -365,53 +376,92 @@ impl Shared {
         Keep::Served
     }
 
-    /// The question that mandatory locks must answer before `request` is served, if there is one.
-    fn io_asked(&self, request: &Request<'_>) -> Option<IoAsked> {
+    /// The questions that mandatory locks must answer before `request` is served.
+    fn io_asked(&self, request: &Request<'_>) -> Vec<IoAsked> {
         let nonblocking = |flags| OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK);
-        let ask = |fh, lock_owner, range: Option<Range>, write, nonblocking| {
+        let of_file = |file: Result<FileId, Errno>, range: Option<Range>, write| {
             Some(IoAsked {
                 unique: request.unique,
-                file: self.fs.file_of(fh).ok()?,
-                handle: HandleId(fh),
-                lock_owner,
+                file: file.ok()?,
+                handle: HandleId(0),
+                lock_owner: None,
                 range: range?,
                 write,
-                nonblocking,
+                nonblocking: true,
+                tid: request.caller.tid,
             })
         };
-        match &request.operation {
-            Operation::Read(args) => ask(
-                args.fh,
-                (args.read_flags & abi::READ_LOCKOWNER != 0).then_some(args.lock_owner),
-                Range::of_len(args.offset, args.size.into()),
-                false,
-                nonblocking(args.flags),
-            ),
-            Operation::Write { args, .. } => ask(
-                args.fh,
-                (args.write_flags & abi::WRITE_LOCKOWNER != 0).then_some(args.lock_owner),
-                Range::of_len(args.offset, args.size.into()),
-                true,
-                nonblocking(args.flags),
-            ),
-            Operation::Setattr(args) if args.valid & fattr::SIZE != 0 => Some(IoAsked {
-                unique: request.unique,
-                file: self.fs.file_of_node(request.nodeid).ok()?,
-                handle: HandleId(if args.valid & fattr::FH != 0 {
-                    args.fh
-                } else {
-                    0
-                }),
-                lock_owner: (args.valid & fattr::LOCKOWNER != 0).then_some(args.lock_owner),
-                range: Range {
-                    start: args.size.min(OFFSET_MAX),
+        let of_handle = |fh, lock_owner, range, write, nonblocking| {
+            Some(IoAsked {
+                handle: HandleId(fh),
+                lock_owner,
+                nonblocking,
+                ..of_file(self.fs.file_of(fh), range, write)?
+            })
+        };
+        let questions = match &request.operation {
+            Operation::Read(args) => [
+                of_handle(
+                    args.fh,
+                    (args.read_flags & abi::READ_LOCKOWNER != 0).then_some(args.lock_owner),
+                    Range::of_len(args.offset, args.size.into()),
+                    false,
+                    nonblocking(args.flags),
+                ),
+                None,
+            ],
+            Operation::Write { args, .. } => [
+                of_handle(
+                    args.fh,
+                    (args.write_flags & abi::WRITE_LOCKOWNER != 0).then_some(args.lock_owner),
+                    Range::of_len(args.offset, args.size.into()),
+                    true,
+                    nonblocking(args.flags),
+                ),
+                None,
+            ],
+            // Truncation never waits: whoever asks by name has no handle that could be O_NONBLOCK.
+            Operation::Setattr(args) if args.valid & fattr::SIZE != 0 => {
+                let size = self.fs.size_of_node(request.nodeid).unwrap_or(0);
+                let changed = Some(Range {
+                    start: args.size.min(size).min(OFFSET_MAX),
                     end: OFFSET_MAX,
-                },
-                write: true,
-                nonblocking: true,
-            }),
-            _ => None,
-        }
+                });
+                let lock_owner = (args.valid & fattr::LOCKOWNER != 0).then_some(args.lock_owner);
+                match args.valid & fattr::FH {
+                    0 => [
+                        of_file(self.fs.file_of_node(request.nodeid), changed, true),
+                        None,
+                    ],
+                    _ => [of_handle(args.fh, lock_owner, changed, true, true), None],
+                }
+            }
+            Operation::Open(args)
+                if OFlags::from_bits_retain(args.flags).contains(OFlags::TRUNC) =>
+            {
+                let all = Range::of_len(0, u64::MAX);
+                [
+                    of_file(self.fs.file_of_node(request.nodeid), all, true),
+                    None,
+                ]
+            }
+            Operation::Fallocate(args) => {
+                let range = Range::of_len(args.offset, args.length);
+                [of_handle(args.fh, None, range, true, false), None]
+            }
+            Operation::CopyFileRange { args, .. } => {
+                let (from, to) = (
+                    Range::of_len(args.off_in, args.len),
+                    Range::of_len(args.off_out, args.len),
+                );
+                [
+                    of_handle(args.fh_in, None, from, false, false),
+                    of_handle(args.fh_out, None, to, true, false),
+                ]
+            }
+            _ => [None, None],
+        };
+        questions.into_iter().flatten().collect()
     }
 
     /// Serves a request about files and answers it, unless it must go elsewhere.
@@ -431,7 +481,7 @@ impl Shared {
         match served {
             Ok(Served::Done) => self.device.reply(request.unique, Ok(out.as_bytes())),
             Ok(Served::Silent) => {}
-            Ok(Served::Elsewhere) => return Keep::Pass(None),
+            Ok(Served::Elsewhere) => return Keep::Pass(Vec::new()),
             Err(errno) => {
                 tracing::debug!(unique = request.unique, node = request.nodeid, %errno, "refused");
                 self.device.reply(request.unique, Err(errno));

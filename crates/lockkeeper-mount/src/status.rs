@@ -2,19 +2,27 @@
 //!
 //! The protocol is to connect and to read until the end. The socket is `0600`, and what counts is the
 //! peer's user id, which the kernel vouches for: root and the user who mounted are answered, nobody else.
+//! [`ask`] is the other side, and [`sockets_of`] says where the socket of a mount may be.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
+
+use crate::mountpoint::{FS_TYPE, MountEntry};
+use crate::report::{Report, VERSION};
+
 /// A listening status socket; the file goes when this is dropped.
 #[derive(Debug)]
 pub struct StatusSocket {
     path: PathBuf,
+    /// A link to it, where it is looked for.
+    link: Option<PathBuf>,
 }
 
 /// Where a mount with this device number has its socket unless told otherwise: a name that `stat` on
@@ -27,12 +35,14 @@ pub fn default_path(mount_dev: u64) -> PathBuf {
     ))
 }
 
+const ROOTS_FOLDER: &str = "/run/lockkeeper";
+
 /// The folder of all default sockets: `/run/lockkeeper` for root, below `$XDG_RUNTIME_DIR` (or the
 /// temporary folder) for others.
 pub fn default_folder() -> PathBuf {
     let uid = rustix::process::getuid();
     if uid.is_root() {
-        return PathBuf::from("/run/lockkeeper");
+        return PathBuf::from(ROOTS_FOLDER);
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(folder) => PathBuf::from(folder).join("lockkeeper"),
@@ -45,26 +55,11 @@ impl StatusSocket {
     ///
     /// # Errors
     /// If the socket cannot be made, or a living server has it.
-    pub fn listen(
+    pub fn listen<R: Serialize>(
         path: &Path,
-        report: impl Fn() -> serde_json::Value + Send + 'static,
+        report: impl Fn() -> R + Send + 'static,
     ) -> io::Result<StatusSocket> {
-        if let Some(folder) = path.parent()
-            && !folder.as_os_str().is_empty()
-            && !folder.exists()
-        {
-            fs::create_dir_all(folder)?;
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-        }
-        if let Some(folder) = path.parent()
-            && folder == default_folder()
-            && fs::symlink_metadata(folder)?.uid() != rustix::process::getuid().as_raw()
-        {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("{} belongs to somebody else", folder.display()),
-            ));
-        }
+        prepare_folder(path)?;
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
         if let Ok(metadata) = fs::symlink_metadata(path)
             && metadata.file_type().is_socket()
@@ -96,13 +91,33 @@ impl StatusSocket {
         // Whoever removes it may have moved to another folder.
         Ok(StatusSocket {
             path: std::path::absolute(path)?,
+            link: None,
         })
+    }
+
+    /// Makes it known at `path` too, as a symbolic link: so that whoever knows only the mount finds it.
+    ///
+    /// # Errors
+    /// If the link cannot be made.
+    pub fn announce(&mut self, path: &Path) -> io::Result<()> {
+        prepare_folder(path)?;
+        // Whatever socket was there belonged to a mount that had this device number before.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::os::unix::fs::symlink(&self.path, path)?;
+        self.link = Some(path.to_owned());
+        Ok(())
     }
 
     /// Takes the file away, so that nobody connects any more. Dropping does the same.
     pub fn close(&self) {
         // The listening thread ends with the process.
         let _ = fs::remove_file(&self.path);
+        if let Some(link) = &self.link {
+            let _ = fs::remove_file(link);
+        }
     }
 
     /// Where it listens.
@@ -111,11 +126,27 @@ impl StatusSocket {
     }
 }
 
-fn answer(
-    mut stream: &UnixStream,
-    owner: rustix::process::Uid,
-    report: &impl Fn() -> serde_json::Value,
-) {
+/// Makes the folder for a socket, closed to others; refuses the default one if somebody else made it.
+fn prepare_folder(socket: &Path) -> io::Result<()> {
+    let Some(folder) = socket.parent() else {
+        return Ok(());
+    };
+    if !folder.as_os_str().is_empty() && !folder.exists() {
+        fs::create_dir_all(folder)?;
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    }
+    if folder == default_folder()
+        && fs::symlink_metadata(folder)?.uid() != rustix::process::getuid().as_raw()
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} belongs to somebody else", folder.display()),
+        ));
+    }
+    Ok(())
+}
+
+fn answer<R: Serialize>(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> R) {
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd());
     match peer {
         Ok(peer) if peer.uid.is_root() || peer.uid == owner => {}
@@ -125,7 +156,12 @@ fn answer(
     // Somebody who does not read must not keep the thread.
     let written = stream
         .set_write_timeout(Some(Duration::from_secs(5)))
-        .and_then(|()| stream.write_all(format!("{}\n", report()).as_bytes()));
+        .and_then(|()| {
+            let mut writer = BufWriter::new(stream);
+            serde_json::to_writer(&mut writer, &report())?;
+            writer.write_all(b"\n")?;
+            writer.flush()
+        });
     if let Err(error) = written {
         tracing::debug!(%error, "status reader went away");
     }
@@ -137,10 +173,111 @@ impl Drop for StatusSocket {
     }
 }
 
+/// The mounts of lockkeeper that this process can see.
+pub fn mounts() -> Vec<MountEntry> {
+    let mut mounts = crate::mountpoint::mounts();
+    mounts.retain(|mount| mount.fs_type == FS_TYPE);
+    mounts
+}
+
+/// Where the socket of this mount may be, the likeliest place first. Folders that do not belong to the
+/// mounting user are left out: anybody could have made them.
+pub fn sockets_of(mount: &MountEntry) -> Vec<PathBuf> {
+    let name = default_path(mount.dev);
+    let name = name.file_name().unwrap_or_default();
+    let uid = mount.user_id;
+    let of_owner = [
+        PathBuf::from(format!("/run/user/{uid}/lockkeeper")),
+        std::env::temp_dir().join(format!("lockkeeper-{uid}")),
+    ];
+    let mut folders = match uid {
+        0 => vec![PathBuf::from(ROOTS_FOLDER)],
+        _ => of_owner.to_vec(),
+    };
+    if rustix::process::getuid().as_raw() == uid {
+        folders.insert(0, default_folder());
+    }
+    folders.dedup();
+    folders.retain(|folder| fs::symlink_metadata(folder).is_ok_and(|found| found.uid() == uid));
+    folders.iter().map(|folder| folder.join(name)).collect()
+}
+
+/// Why a server does not say how it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError {
+    /// No socket.
+    #[error(
+        "there is no status socket {0}: the mount was started with --no-status, or its server is gone"
+    )]
+    NoSocket(PathBuf),
+    /// Nobody listens.
+    #[error("nobody answers on {0}: the server was killed")]
+    Dead(PathBuf),
+    /// Not for this user.
+    #[error("{0} answers only root and the user who mounted")]
+    Denied(PathBuf),
+    /// The connection failed.
+    #[error("cannot ask on {path}: {error}")]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The answer is none.
+    #[error("what {path} says is not understood (another version of lockkeeper?): {error}")]
+    Unreadable {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        error: String,
+    },
+}
+
+/// Asks the server that listens at `socket` about its mount.
+///
+/// # Errors
+/// [`AskError`], for people to read.
+pub fn ask(socket: &Path) -> Result<Report, AskError> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => AskError::NoSocket(socket.into()),
+        io::ErrorKind::ConnectionRefused => AskError::Dead(socket.into()),
+        io::ErrorKind::PermissionDenied => AskError::Denied(socket.into()),
+        _ => AskError::Io {
+            path: socket.into(),
+            error,
+        },
+    };
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    let mut text = Vec::new();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .and_then(|()| stream.read_to_end(&mut text))
+        .map_err(failed)?;
+    if text.is_empty() {
+        return Err(AskError::Denied(socket.into()));
+    }
+    let unreadable = |error: String| AskError::Unreadable {
+        path: socket.into(),
+        error,
+    };
+    // The version first: what another one says need not be a report.
+    let document: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
+    match document.get("version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version == u64::from(VERSION) => {}
+        version => {
+            return Err(unreadable(format!(
+                "version {version:?}, and this program knows {VERSION}"
+            )));
+        }
+    }
+    serde_json::from_value(document).map_err(|error| unreadable(error.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
 
     #[test]
@@ -162,7 +299,11 @@ mod tests {
             StatusSocket::listen(&path, || serde_json::Value::Null).is_err(),
             "in use"
         );
+        assert!(matches!(ask(&path), Err(AskError::Unreadable { .. })));
         drop(socket);
         assert!(!path.exists());
+        assert!(matches!(ask(&path), Err(AskError::NoSocket(_))));
+        drop(UnixListener::bind(&path).expect("stale socket"));
+        assert!(matches!(ask(&path), Err(AskError::Dead(_))));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,10 +18,7 @@ use crate::device::Device;
 use crate::fs::{FsOptions, PassthroughFs, open_root};
 use crate::locks::{Conflict, DeferredReply, LockDesk, LockKind, LockRequest, LockService, Range};
 use crate::server::{Observer, Server};
-use crate::{Errno, FileId, LockClass, OFFSET_MAX, Owner, OwnerKind, RequestId};
-
-#[path = "../tests/support/list_locks.rs"]
-mod list_locks;
+use crate::{Errno, FileId, LockClass, ManagerService, OFFSET_MAX, Owner, OwnerKind, RequestId};
 
 struct Wire {
     kernel: Option<OwnedFd>,
@@ -210,7 +208,7 @@ fn flock(fh: u64, owner: u64, kind: i32) -> abi::LkIn {
 }
 
 fn lists() -> Arc<dyn LockService> {
-    Arc::new(list_locks::ListLocks::default())
+    Arc::new(ManagerService::new(lockkeeper::LockManager::new()))
 }
 
 #[test]
@@ -271,7 +269,7 @@ fn fu_07_a_flock_unlock_that_may_wait_is_answered_at_once() {
         wire.lock(op::SETLKW, node, &flock(fh, 5, libc::F_UNLCK)).0,
         0
     );
-    assert_eq!(wire.observer.listing()["held"], 0);
+    assert_eq!(wire.observer.listing(Path::new("/")), []);
 }
 
 #[test]

@@ -12,9 +12,10 @@ mod pace;
 mod reclaim;
 mod xattr;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -51,6 +52,19 @@ pub enum Place {
     Reader,
     /// On a worker: take all the time it takes.
     Worker,
+}
+
+/// What listings say of a file.
+#[derive(Clone, Debug)]
+pub struct FilePlace {
+    /// Below the root; of an unlinked file, where it was.
+    pub path: PathBuf,
+    /// Whether it is unlinked.
+    pub deleted: bool,
+    /// The inode number that programs see.
+    pub inode: u64,
+    /// In bytes.
+    pub size: u64,
 }
 
 /// What became of a request.
@@ -144,6 +158,38 @@ impl PassthroughFs {
     /// `ESTALE` if there is no such inode.
     pub fn file_of_node(&self, nodeid: u64) -> Result<FileId, Errno> {
         Ok(self.inodes.get(nodeid)?.id)
+    }
+
+    /// The size of the file that the kernel calls `nodeid`.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such inode; what statx(2) says.
+    pub fn size_of_node(&self, nodeid: u64) -> Result<u64, Errno> {
+        Ok(stat_fd(self.inodes.get(nodeid)?.fd())?.stx_size)
+    }
+
+    /// Where a file is that the kernel knows; `None` if it does not, or it cannot be told.
+    pub fn place_of(&self, file: FileId) -> Option<FilePlace> {
+        let path_of = |inode: &inode::Inode| {
+            let link = rustix::fs::readlinkat(&self.proc_fd, inode.proc_name(), Vec::new()).ok()?;
+            Some(PathBuf::from(OsString::from_vec(link.into_bytes())))
+        };
+        let inode = self.inodes.get(self.inodes.node_of(file)?).ok()?;
+        let stat = stat_fd(inode.fd()).ok()?;
+        let root = path_of(&*self.inodes.get(abi::ROOT_ID).ok()?)?;
+        let absolute = path_of(&inode)?;
+        let mut path = absolute.strip_prefix(&root).unwrap_or(&absolute).to_owned();
+        let deleted = stat.stx_nlink == 0;
+        // What the kernel appends to the name of an unlinked file.
+        if deleted && let Some(kept) = path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+            path = OsStr::from_bytes(kept).into();
+        }
+        Some(FilePlace {
+            path,
+            deleted,
+            inode: self.shown_ino(&stat),
+            size: stat.stx_size,
+        })
     }
 
     /// Serves one request about files. Locks, FLUSH, INIT and INTERRUPT are not its business.

@@ -3,7 +3,6 @@
 #![allow(dead_code)] // Each test program uses its part.
 
 pub mod client;
-pub mod list_locks;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,8 +10,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use list_locks::ListLocks;
-use lockkeeper_mount::{Counts, MountOptions, Negotiated, Observer, Session, Unmounter};
+use lockkeeper::LockManager;
+use lockkeeper_mount::report::FileLocks;
+use lockkeeper_mount::{
+    Counts, ManagerService, MountOptions, Negotiated, Observer, Session, Unmounter,
+};
 
 /// A folder `source`, shown at `mnt`, in a temporary folder. Dropped, also by a panic, it unmounts,
 /// ends its server and removes everything.
@@ -34,6 +36,11 @@ impl TestMount {
 
     /// Mounts with options changed by `change`.
     pub fn with(change: impl FnOnce(&mut MountOptions)) -> TestMount {
+        TestMount::served_by(LockManager::new(), change)
+    }
+
+    /// The same, with the locks kept by `manager`.
+    pub fn served_by(manager: LockManager, change: impl FnOnce(&mut MountOptions)) -> TestMount {
         let temp = tempfile::Builder::new()
             .prefix("lockkeeper-test-")
             .tempdir()
@@ -42,7 +49,8 @@ impl TestMount {
         set_mode(temp.path(), 0o755);
         let mut options = MountOptions::new(temp.path().join("source"), temp.path().join("mnt"));
         change(&mut options);
-        let session = Session::mount(&options, Arc::new(ListLocks::default())).expect("mounts");
+        let session =
+            Session::mount(&options, Arc::new(ManagerService::new(manager))).expect("mounts");
         let (unmounter, observer) = (session.unmounter(), session.observer());
         let (sender, ready) = mpsc::channel();
         let server = std::thread::spawn(move || {
@@ -77,9 +85,9 @@ impl TestMount {
         self.observer.counts()
     }
 
-    /// Locks held and waited for, as the lock manager says.
-    pub fn listing(&self) -> serde_json::Value {
-        self.observer.listing()
+    /// Locks held and waited for, by file.
+    pub fn listing(&self) -> Vec<FileLocks> {
+        self.observer.listing(&self.temp.path().join("mnt"))
     }
 
     /// Waits until the server's tables are as `wanted`, for at most 10 seconds.
@@ -88,7 +96,7 @@ impl TestMount {
         while !wanted(self) {
             assert!(
                 Instant::now() < deadline,
-                "{what}: {:?} {}",
+                "{what}: {:?} {:?}",
                 self.counts(),
                 self.listing()
             );

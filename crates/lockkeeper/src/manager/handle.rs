@@ -219,7 +219,7 @@ impl FileHandle {
     /// # Errors
     /// `NoMemory` (ENOLCK).
     pub fn set_fairness(&self, fairness: Option<Fairness>) -> Result<(), LockError> {
-        self.with_table(|table, _| table.set_fairness(fairness))
+        self.with_table(|table, cx| table.set_fairness(fairness, cx))
     }
 
     /// Who holds what and who waits for whom.
@@ -359,13 +359,13 @@ impl<'a> Records<'a> {
         range: Range,
         options: WaitOptions<'_>,
     ) -> Result<(), LockError> {
-        let request = Request::access(self.owner.clone(), access, range);
+        let request = Request::access(self.owner.clone(), access, range).taken_by(self.taken_by);
         self.file.lock_or_wait(request, options)
     }
 
     /// The same as a future.
     pub fn wait_for_io_async(&self, access: LockType, range: Range) -> LockFuture {
-        let request = Request::access(self.owner.clone(), access, range);
+        let request = Request::access(self.owner.clone(), access, range).taken_by(self.taken_by);
         LockFuture::new(self.file.clone(), Ask::Lock(request))
     }
 
@@ -380,7 +380,7 @@ impl<'a> Records<'a> {
         range: Range,
         callback: impl FnOnce(Result<(), LockError>) + Send + 'static,
     ) -> Result<Started, LockError> {
-        let ask = Ask::Lock(Request::access(self.owner.clone(), access, range));
+        let ask = Ask::Lock(Request::access(self.owner.clone(), access, range).taken_by(self.taken_by));
         self.file.begin_callback(id, &ask, None, Box::new(callback))
     }
 }

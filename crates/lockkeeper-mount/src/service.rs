@@ -1,0 +1,401 @@
+//! The lock manager that serves a mount: lockkeeper's own.
+//!
+//! # Owners and processes
+//! The mount's owners have numbers that are given out once, and these are the library's owners: a process
+//! is `ProcessId(number)`, an open file description `OpenFileId(number)`. So no lock ever becomes a
+//! stranger's, whatever the kernel's values do. Which process took a lock is kept with the lock
+//! (`taken_by`), for queries and listings alone, and goes with it.
+//!
+//! # Waiting
+//! A request that must wait is a callback in the manager under the request's own number, and holds the
+//! reply that is owed. An interrupt cancels by that number. If the grant was quicker there is nothing to
+//! cancel, and success has been answered; the reply is taken out of its cell by whoever has the outcome,
+//! so there is one.
+//!
+//! # Files
+//! Each open file that was used to lock keeps its [`FileHandle`] from then until its RELEASE: a lock call
+//! goes from the last used one straight to the file's own table. The manager frees a file's state with
+//! its last handle, lock and waiter.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper::table::{BlockedBy, Request, Snapshot};
+use lockkeeper::{
+    CallbackId, FileHandle, LockError, LockInfo, LockManager, LockType, OpenFileId, ProcessId,
+    Started, Time, Waits,
+};
+
+use crate::fs::inode::lock;
+use crate::locks::{
+    Conflict, DeferredReply, FileId, HandleId, IoRequest, LockClass, LockKind, LockRequest,
+    LockService, OFFSET_MAX, Range, RequestId,
+};
+use crate::owners::{Owner, OwnerKind};
+use crate::report::{Blocker, FileLocks, Held, Kind, Lock, Mode, Waiting};
+use rustix::io::Errno;
+
+/// Serves a mount's locks from a [`LockManager`].
+#[derive(Debug)]
+pub struct ManagerService {
+    manager: LockManager,
+    open: Mutex<OpenFiles>,
+}
+
+/// The files that were used to lock, by the open file descriptions.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    /// The one used last: most calls come in runs.
+    last: Option<(HandleId, Arc<FileHandle>)>,
+    all: HashMap<HandleId, Arc<FileHandle>>,
+}
+
+impl ManagerService {
+    /// Serves from `manager`, which should serve nothing else: the end of the mount tears it down.
+    pub fn new(manager: LockManager) -> ManagerService {
+        ManagerService {
+            manager,
+            open: Mutex::default(),
+        }
+    }
+
+    /// The file, and remembers it for the open file description.
+    fn file(&self, file: FileId, handle: HandleId) -> Arc<FileHandle> {
+        if handle == HandleId(0) {
+            return Arc::new(self.manager.file(manager_file(file)));
+        }
+        let mut open = lock(&self.open);
+        if let Some((last, file)) = &open.last
+            && *last == handle
+        {
+            return file.clone();
+        }
+        let found = open
+            .all
+            .entry(handle)
+            .or_insert_with(|| Arc::new(self.manager.file(manager_file(file))))
+            .clone();
+        open.last = Some((handle, found.clone()));
+        found
+    }
+
+    /// Has a request wait. `start` is given what to do once it has an outcome.
+    fn wait(
+        &self,
+        reply: DeferredReply,
+        start: impl FnOnce(
+            CallbackId,
+            Box<dyn FnOnce(Result<(), LockError>) + Send>,
+        ) -> Result<Started, LockError>,
+    ) {
+        let id = CallbackId(reply.id().0);
+        let owed = Arc::new(Mutex::new(Some(reply)));
+        let callback = {
+            let owed = owed.clone();
+            Box::new(move |outcome| answer(&owed, outcome))
+        };
+        match start(id, callback) {
+            Ok(Started::Waiting(_)) => {}
+            Ok(Started::Granted) => answer(&owed, Ok(())),
+            Err(error) => answer(&owed, Err(error)),
+        }
+    }
+}
+
+/// Sends the reply, unless somebody has.
+fn answer(owed: &Mutex<Option<DeferredReply>>, outcome: Result<(), LockError>) {
+    let reply = lock(owed).take();
+    if let Some(reply) = reply {
+        reply.send(outcome.map_err(|error| errno_of(&error)));
+    }
+}
+
+impl LockService for ManagerService {
+    fn getlk(&self, query: &LockRequest) -> Result<Option<Conflict>, Errno> {
+        let file = self.file(query.file, query.handle);
+        let found = match lock_type(query.kind) {
+            None => file
+                .records(owner_of(query.owner))
+                .test_own(range_of(query.range)?),
+            Some(kind) if query.class == LockClass::Flock => {
+                file.flock(OpenFileId(query.owner.id)).test(kind)
+            }
+            Some(kind) => file
+                .records(owner_of(query.owner))
+                .test(kind, range_of(query.range)?),
+        };
+        Ok(found.map(|found| Conflict {
+            kind: mode_of(found.lock_type).as_lock_kind(),
+            range: Range {
+                start: found.range.start(),
+                end: found.range.end(),
+            },
+            pid: pid_of(&found),
+        }))
+    }
+
+    fn setlk(&self, request: &LockRequest) -> Result<(), Errno> {
+        let file = self.file(request.file, request.handle);
+        let result = match request_of(request)? {
+            Some(wanted) => file.try_lock(&wanted),
+            None if request.class == LockClass::Flock => {
+                file.flock(OpenFileId(request.owner.id)).unlock();
+                Ok(())
+            }
+            None => file.unlock(&owner_of(request.owner), range_of(request.range)?),
+        };
+        result.map_err(|error| errno_of(&error))
+    }
+
+    fn setlkw(&self, request: &LockRequest, reply: DeferredReply) {
+        let (wanted, lock_type, range) = match (
+            request_of(request),
+            lock_type(request.kind),
+            range_of(request.range),
+        ) {
+            (Ok(Some(wanted)), Some(lock_type), Ok(range)) => (wanted, lock_type, range),
+            (Err(errno), ..) | (.., Err(errno)) => return reply.send(Err(errno)),
+            // An unlock never waits.
+            _ => return reply.send(self.setlk(request)),
+        };
+        let file = self.file(request.file, request.handle);
+        match file.try_lock(&wanted) {
+            Err(LockError::Conflict(_) | LockError::Queued(_)) => {}
+            result => return reply.send(result.map_err(|error| errno_of(&error))),
+        }
+        let taker = ProcessId(request.pid.into());
+        self.wait(reply, |id, callback| match request.class {
+            LockClass::Flock => file
+                .flock(OpenFileId(request.owner.id))
+                .taken_by(taker)
+                .lock_callback(id, lock_type, callback),
+            LockClass::Posix | LockClass::Ofd => file
+                .records(owner_of(request.owner))
+                .taken_by(taker)
+                .lock_callback(id, lock_type, range, callback),
+        });
+    }
+
+    fn interrupt(&self, id: RequestId) {
+        // If nothing waits any more, the outcome that was quicker has been answered.
+        let _ = self.manager.cancel_callback(CallbackId(id.0));
+    }
+
+    fn close_owner(&self, file: FileId, owner: Owner) {
+        self.manager
+            .file(manager_file(file))
+            .release_owner(&owner_of(owner), Waits::Keep);
+    }
+
+    fn released(&self, handle: HandleId) {
+        let mut open = lock(&self.open);
+        let last = open.last.take_if(|(last, _)| *last == handle);
+        let gone = open.all.remove(&handle);
+        drop(open);
+        // Perhaps the end of the file's state: not under the mutex.
+        drop((last, gone));
+    }
+
+    /// As Linux did it: allowed if the locks of all others but the open file description allow it, or
+    /// those of all others but the process.
+    fn admit_io(&self, io: &IoRequest, admission: DeferredReply) {
+        let access = match io.write {
+            true => LockType::Write,
+            false => LockType::Read,
+        };
+        let range = match range_of(io.range) {
+            Ok(range) => range,
+            Err(errno) => return admission.send(Err(errno)),
+        };
+        let file = self.file(io.file, io.handle);
+        // Numbers of owners count up from 1, so this one is nobody's.
+        let nobody = Owner {
+            kind: OwnerKind::OpenFile,
+            id: u64::MAX - io.id.0,
+        };
+        let mut wait_as = io.process.or(io.open_file).unwrap_or(nobody);
+        for identity in [
+            io.open_file,
+            io.process,
+            (wait_as == nobody).then_some(nobody),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            match file.records(owner_of(identity)).check_io(access, range) {
+                Ok(()) => return admission.send(Ok(())),
+                Err(LockError::Conflict(other) | LockError::Queued(other)) => {
+                    // Whoever is held up by himself alone must not wait for himself.
+                    if let Some(open_file) = io.open_file
+                        && Some(identity) == io.process
+                        && other.owner == owner_of(open_file)
+                    {
+                        wait_as = open_file;
+                    }
+                }
+                Err(error) => return admission.send(Err(errno_of(&error))),
+            }
+        }
+        if io.nonblocking {
+            return admission.send(Err(Errno::AGAIN));
+        }
+        let records = file
+            .records(owner_of(wait_as))
+            .taken_by(ProcessId(io.tid.into()));
+        self.wait(admission, |id, callback| {
+            records.wait_for_io_callback(id, access, range, callback)
+        });
+    }
+
+    fn listing(&self) -> Vec<FileLocks> {
+        let now = self.manager.now();
+        let mut commands = Commands::default();
+        self.manager
+            .snapshot()
+            .into_iter()
+            .map(|listing| {
+                let file = FileId {
+                    dev: listing.file.device,
+                    ino: listing.file.inode,
+                };
+                file_locks(file, &listing.snapshot, now, &mut commands)
+            })
+            .collect()
+    }
+
+    fn shut_down(&self) {
+        for listing in self.manager.snapshot() {
+            self.manager.file(listing.file).tear_down();
+        }
+        *lock(&self.open) = OpenFiles::default();
+    }
+}
+
+fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Commands) -> FileLocks {
+    let seconds = |since: Time| Duration::as_secs_f64(&now.since(since));
+    FileLocks {
+        locks: snapshot
+            .granted
+            .iter()
+            .map(|granted| Held {
+                lock: shown(&granted.lock, commands),
+                held_for: seconds(granted.since),
+            })
+            .collect(),
+        waiters: snapshot
+            .waiting
+            .iter()
+            .map(|waiter| Waiting {
+                lock: shown(&waiter.lock, commands),
+                waits_for: seconds(waiter.since),
+                overtaken: waiter.overtaken,
+                depth: waiter.depth,
+                blocked_by: match waiter.blocked_by {
+                    BlockedBy::Lock(index) => Some(Blocker::Lock(index)),
+                    BlockedBy::Waiter(index) => Some(Blocker::Waiter(index)),
+                    BlockedBy::Nothing => None,
+                },
+            })
+            .collect(),
+        ..FileLocks::new(file)
+    }
+}
+
+fn shown(info: &LockInfo, commands: &mut Commands) -> Lock {
+    let pid = pid_of(info);
+    let end = info.range.end();
+    Lock {
+        kind: match info.kind {
+            lockkeeper::LockKind::Posix => Kind::Posix,
+            lockkeeper::LockKind::Ofd => Kind::Ofd,
+            lockkeeper::LockKind::Flock => Kind::Flock,
+            lockkeeper::LockKind::Access => Kind::Access,
+            // The kernel keeps leases of a mount to itself.
+            lockkeeper::LockKind::Lease | lockkeeper::LockKind::Delegation => Kind::Other,
+        },
+        mode: mode_of(info.lock_type),
+        start: info.range.start(),
+        end: (end < OFFSET_MAX).then_some(end),
+        pid,
+        command: commands.of(pid),
+        owner: match &info.owner {
+            lockkeeper::Owner::Process(ProcessId(id))
+            | lockkeeper::Owner::OpenFile(OpenFileId(id)) => *id,
+            lockkeeper::Owner::Remote(_) => 0,
+        },
+    }
+}
+
+/// The programs of processes, each looked up once.
+#[derive(Default)]
+struct Commands(HashMap<u32, Option<String>>);
+
+impl Commands {
+    fn of(&mut self, pid: u32) -> Option<String> {
+        let look = || {
+            let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+            Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+        };
+        self.0.entry(pid).or_insert_with(look).clone()
+    }
+}
+
+/// The process that took it, in the server's pid namespace; 0 if it is not visible there.
+fn pid_of(info: &LockInfo) -> u32 {
+    u32::try_from(info.taken_by.0).unwrap_or(0)
+}
+
+fn manager_file(file: FileId) -> lockkeeper::FileId {
+    lockkeeper::FileId::new(file.dev, file.ino)
+}
+
+fn owner_of(owner: Owner) -> lockkeeper::Owner {
+    match owner.kind {
+        OwnerKind::Process => ProcessId(owner.id).into(),
+        OwnerKind::OpenFile => OpenFileId(owner.id).into(),
+    }
+}
+
+fn range_of(range: Range) -> Result<lockkeeper::Range, Errno> {
+    lockkeeper::Range::new(range.start, range.end)
+        .map_err(|error| Errno::from_raw_os_error(error.errno().raw()))
+}
+
+fn lock_type(kind: LockKind) -> Option<LockType> {
+    match kind {
+        LockKind::Read => Some(LockType::Read),
+        LockKind::Write => Some(LockType::Write),
+        LockKind::Unlock => None,
+    }
+}
+
+fn mode_of(lock_type: LockType) -> Mode {
+    match lock_type {
+        LockType::Read => Mode::Read,
+        LockType::Write => Mode::Write,
+    }
+}
+
+/// The library's request; `None` for an unlock.
+fn request_of(request: &LockRequest) -> Result<Option<Request>, Errno> {
+    let Some(kind) = lock_type(request.kind) else {
+        return Ok(None);
+    };
+    let wanted = match request.class {
+        LockClass::Flock => Request::flock(OpenFileId(request.owner.id), kind),
+        LockClass::Posix | LockClass::Ofd => {
+            Request::record(owner_of(request.owner), kind, range_of(request.range)?)
+        }
+    };
+    Ok(Some(wanted.taken_by(ProcessId(request.pid.into()))))
+}
+
+fn errno_of(error: &LockError) -> Errno {
+    match error {
+        // Two requests of one number: not from this kernel.
+        LockError::AlreadyWaiting(_) => Errno::IO,
+        error => Errno::from_raw_os_error(error.errno().raw()),
+    }
+}
