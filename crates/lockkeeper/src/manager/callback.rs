@@ -31,34 +31,42 @@ pub(crate) type Deliver = Box<dyn FnOnce(Outcome) + Send>;
 
 struct Waiting {
     file: Arc<File>,
-    /// `None` while the request is being started.
-    id: Option<WaiterId>,
-    timer: Option<TimerKey>,
+    /// [`STARTING`] until it waits.
+    id: WaiterId,
+}
+
+const STARTING: WaiterId = WaiterId {
+    slot: u32::MAX,
+    stamp: 0,
+};
+
+/// Kept small: there is an entry for each wait, but few have a timer.
+#[derive(Default)]
+struct Books {
+    waiting: HashMap<CallbackId, Waiting>,
+    timers: HashMap<CallbackId, TimerKey>,
 }
 
 /// The waits with callbacks of a manager, by their ids.
 pub(crate) struct Callbacks {
-    waiting: Mutex<HashMap<CallbackId, Waiting>>,
+    books: Mutex<Books>,
 }
 
 impl Callbacks {
     pub(crate) fn new() -> Callbacks {
         Callbacks {
-            waiting: Mutex::new(HashMap::new()),
+            books: Mutex::new(Books::default()),
         }
     }
 
     /// Takes the id for a request that is about to start.
     fn take(&self, id: CallbackId, file: &Arc<File>) -> Result<(), LockError> {
-        match lock(&self.waiting).entry(id) {
-            Entry::Occupied(entry) => Err(LockError::AlreadyWaiting(
-                entry.get().id.unwrap_or(WaiterId { slot: 0, stamp: 0 }),
-            )),
+        match lock(&self.books).waiting.entry(id) {
+            Entry::Occupied(entry) => Err(LockError::AlreadyWaiting(entry.get().id)),
             Entry::Vacant(entry) => {
                 entry.insert(Waiting {
                     file: file.clone(),
-                    id: None,
-                    timer: None,
+                    id: STARTING,
                 });
                 Ok(())
             }
@@ -68,32 +76,47 @@ impl Callbacks {
     /// Notes under which id it waits. Called with the file's mutex, so before it
     /// can end.
     pub(crate) fn note(&self, id: CallbackId, waiter: WaiterId) {
-        if let Some(waiting) = lock(&self.waiting).get_mut(&id) {
-            waiting.id = Some(waiter);
+        if let Some(waiting) = lock(&self.books).waiting.get_mut(&id) {
+            waiting.id = waiter;
         }
     }
 
-    /// Notes its timer; gives it back if the wait has ended in the meantime.
-    fn note_timer(&self, id: CallbackId, waiter: WaiterId, timer: TimerKey) -> Option<TimerKey> {
-        match lock(&self.waiting).get_mut(&id) {
-            Some(waiting) if waiting.id == Some(waiter) => {
-                waiting.timer = Some(timer);
-                None
+    /// Notes its timer; gives it back if the wait has ended in the meantime, and
+    /// its id is free or another's.
+    fn note_timer(
+        &self,
+        id: CallbackId,
+        file: &Arc<File>,
+        waiter: WaiterId,
+        timer: TimerKey,
+    ) -> Option<TimerKey> {
+        let books = &mut *lock(&self.books);
+        match books.waiting.get(&id) {
+            Some(waiting) if waiting.id == waiter && Arc::ptr_eq(&waiting.file, file) => {
+                books.timers.insert(id, timer)
             }
             _ => Some(timer),
         }
     }
 
     pub(crate) fn find(&self, id: CallbackId) -> Option<(Arc<File>, WaiterId)> {
-        let waiting = lock(&self.waiting);
-        let found = waiting.get(&id)?;
-        Some((found.file.clone(), found.id?))
+        let books = lock(&self.books);
+        let found = books.waiting.get(&id)?;
+        (found.id != STARTING).then(|| (found.file.clone(), found.id))
     }
 
     /// Frees the id of a wait that has ended; returns its timer.
     pub(crate) fn end(&self, id: CallbackId) -> Option<TimerKey> {
-        let ended = lock(&self.waiting).remove(&id);
-        ended.and_then(|waiting| waiting.timer)
+        let books = &mut *lock(&self.books);
+        books.waiting.remove(&id);
+        let timer = match books.timers.is_empty() {
+            true => None,
+            false => books.timers.remove(&id),
+        };
+        if books.waiting.is_empty() && books.waiting.capacity() > 64 {
+            *books = Books::default();
+        }
+        timer
     }
 }
 
@@ -117,7 +140,9 @@ impl FileHandle {
                     let timer = self
                         .shared
                         .set_timer(at, Due::Cancel(self.file.clone(), waiter));
-                    if let Some(timer) = self.shared.callbacks.note_timer(id, waiter, timer) {
+                    let callbacks = &self.shared.callbacks;
+                    let unused = callbacks.note_timer(id, &self.file, waiter, timer);
+                    if let Some(timer) = unused {
                         self.shared.timer.forget(timer);
                     }
                 }

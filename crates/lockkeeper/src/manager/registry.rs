@@ -97,7 +97,7 @@ impl Registry {
         });
         if let Ok(entry) = found {
             let (entry, _) = entry.remove();
-            if shard.is_empty() && shard.capacity() > 1024 {
+            if shard.is_empty() && shard.capacity() > 64 {
                 *shard = HashTable::new();
             }
             drop(shard);
