@@ -25,7 +25,12 @@ pub const STEPS: &[Step] = &[
     step("clippy", "no warnings, nor in tests, examples and benches", "cargo clippy --workspace --all-targets -- -D warnings"),
     step("docs", "the documentation builds and its links lead somewhere", "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace"),
     step("no-std", "the table builds for a kernel", "cargo build -p lockkeeper --no-default-features --lib"),
+    step("no-std-link", "the table links and runs without std and without a C library", "cargo run --release --manifest-path crates/lockkeeper/tests/no_std/Cargo.toml --target-dir target/no-std"),
     step("tests", "tests that pass on any machine with Rust", "cargo test --workspace --no-fail-fast"),
+    step("events", "events have the names and fields of the kernel's tracepoints", "cargo test -p lockkeeper --features tracing --test events"),
+    step("examples", "what a newcomer copies works", "cargo xtask examples"),
+    step("properties", "the table does what a slow, obvious model does, in 100,000 cases", "LOCKKEEPER_PROPTEST_CASES=100000 cargo test -p lockkeeper --release --test properties"),
+    step("loom", "no interleaving of threads loses a wake-up or decides twice", "RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=3 cargo test -p lockkeeper --release --test loom --target-dir target/loom"),
     // Named target kinds, as otherwise code blocks marked `ignore` in the documentation would run.
     // Two threads, as these tests mount and load the machine.
     step("ignored", "tests that need root, FUSE or packages", "cargo test --workspace --no-fail-fast --lib --bins --tests -- --ignored --test-threads=2"),
