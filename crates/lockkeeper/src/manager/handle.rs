@@ -380,7 +380,8 @@ impl<'a> Records<'a> {
         range: Range,
         callback: impl FnOnce(Result<(), LockError>) + Send + 'static,
     ) -> Result<Started, LockError> {
-        let ask = Ask::Lock(Request::access(self.owner.clone(), access, range).taken_by(self.taken_by));
+        let ask =
+            Ask::Lock(Request::access(self.owner.clone(), access, range).taken_by(self.taken_by));
         self.file.begin_callback(id, &ask, None, Box::new(callback))
     }
 }

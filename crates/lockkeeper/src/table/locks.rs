@@ -2,6 +2,8 @@
 
 use core::time::Duration;
 
+use hashbrown::{DefaultHashBuilder, HashTable};
+
 use super::granted::{Granted, Record};
 use super::lease::Lease;
 use super::waiting::{Branch, Class, Requeued, Waiter, Waiting};
@@ -166,6 +168,8 @@ pub struct Counters {
 /// operations for its part.
 #[derive(Debug)]
 pub(crate) struct Locks<T> {
+    /// For tables by owner, whose values others may choose.
+    pub(crate) hasher: DefaultHashBuilder,
     pub(crate) records: Slab<Record>,
     pub(crate) granted: [Granted; 3],
     pub(crate) waiters: Slab<Waiter<T>>,
@@ -195,6 +199,7 @@ pub(crate) struct Locks<T> {
 impl<T> Locks<T> {
     pub(crate) fn new() -> Locks<T> {
         Locks {
+            hasher: DefaultHashBuilder::default(),
             records: Slab::new(),
             granted: [Granted::NONE; 3],
             waiters: Slab::new(),
@@ -268,5 +273,10 @@ impl<T> Locks<T> {
         self.branches.shrink();
         self.classes.shrink();
         self.leases.shrink();
+        for waiting in &mut self.waiting {
+            if waiting.owners.capacity() > 64 {
+                waiting.owners = HashTable::new();
+            }
+        }
     }
 }

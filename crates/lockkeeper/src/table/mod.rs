@@ -949,16 +949,22 @@ impl<T> Table<T> {
         self.leave_if_idle();
     }
 
-    /// Sets the fairness bound of this file; `None` follows the settings.
+    /// Sets the fairness bound of this file; `None` follows the settings. Whoever
+    /// need not queue under the new bound is granted what it waits for.
     ///
     /// # Errors
     /// `NoMemory`.
-    pub fn set_fairness(&mut self, fairness: Option<Fairness>) -> Result<(), LockError> {
-        match fairness {
-            None if self.full.is_none() => return Ok(()),
-            _ => self.enter_full()?.fairness = fairness,
+    pub fn set_fairness(
+        &mut self,
+        fairness: Option<Fairness>,
+        cx: Context<'_>,
+    ) -> Result<(), LockError> {
+        if fairness.is_some() || self.full.is_some() {
+            let locks = self.enter_full()?;
+            locks.fairness = fairness;
+            locks.review_queues(&cx);
+            self.leave_if_idle();
         }
-        self.leave_if_idle();
         Ok(())
     }
 

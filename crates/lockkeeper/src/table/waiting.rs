@@ -54,6 +54,8 @@ use core::cmp::Ordering;
 
 use super::lease::BreakScope;
 use super::locks::{Context, Locks, Request, Space};
+use hashbrown::HashTable;
+
 use crate::avl::{self, Links, Order};
 use crate::error::{LimitKind, LockError};
 use crate::lock::{Fairness, LockInfo, LockType, Time, WaiterId};
@@ -138,8 +140,8 @@ pub(crate) struct Waiter<T> {
     /// tree of pending ones: it is in one of these at a time.
     near: Links,
     near_height: u8,
-    own: Links,
-    own_height: u8,
+    /// Its owner's next older and younger waiter.
+    pub(crate) own: Links,
     /// Its own branch: who hangs beneath it, or `NIL`.
     pub(crate) branch: u32,
     /// Has a thread that can come for an offered lock.
@@ -178,29 +180,6 @@ impl<T> Order for ByArrival<T> {
     }
     fn compare(a: (u32, &Waiter<T>), b: (u32, &Waiter<T>)) -> Ordering {
         a.1.arrival.cmp(&b.1.arrival)
-    }
-}
-
-/// The waiters of a space by owner, then arrival.
-struct ByOwner<T>(core::marker::PhantomData<T>);
-
-impl<T> Order for ByOwner<T> {
-    type Node = Waiter<T>;
-
-    fn links(node: &Waiter<T>) -> &Links {
-        &node.own
-    }
-    fn links_mut(node: &mut Waiter<T>) -> &mut Links {
-        &mut node.own
-    }
-    fn height(node: &Waiter<T>) -> u8 {
-        node.own_height
-    }
-    fn set_height(node: &mut Waiter<T>, height: u8) {
-        node.own_height = height;
-    }
-    fn compare(a: (u32, &Waiter<T>), b: (u32, &Waiter<T>)) -> Ordering {
-        (&a.1.request.owner, a.1.arrival).cmp(&(&b.1.request.owner, b.1.arrival))
     }
 }
 
@@ -264,7 +243,8 @@ impl Order for ByBytes {
 #[derive(Debug)]
 pub(crate) struct Waiting {
     classes: u32,
-    owners: u32,
+    /// The oldest waiter of each owner.
+    pub(crate) owners: HashTable<u32>,
     pub(crate) count: u32,
     /// Offered waiters; those not yet told stand first.
     offered: (u32, u32),
@@ -273,7 +253,7 @@ pub(crate) struct Waiting {
 impl Waiting {
     pub(crate) const NONE: Waiting = Waiting {
         classes: NIL,
-        owners: NIL,
+        owners: HashTable::new(),
         count: 0,
         offered: (NIL, NIL),
     };
@@ -329,7 +309,8 @@ impl<T> Locks<T> {
         if record != NIL {
             return Some(Obstacle::Record(record));
         }
-        if self.waiting[*space as usize].count == 0 {
+        // An access holds nothing afterwards, so it is in nobody's way.
+        if self.waiting[*space as usize].count == 0 || request.is_access {
             return None;
         }
         let ahead = self.first_ahead(request, u64::MAX, self.fairness(cx));
@@ -501,6 +482,7 @@ impl<T> Locks<T> {
         let branches = self.waiters.len() + 1 - self.branches.len().min(self.waiters.len() + 1);
         if self.waiters.reserve(1).is_err()
             || self.classes.reserve(1).is_err()
+            || self.reserve_owner(request.space).is_err()
             || self.branches.reserve(branches).is_err()
         {
             return Err((LockError::NoMemory, ticket));
@@ -544,7 +526,6 @@ impl<T> Locks<T> {
             near: Links::NONE,
             near_height: 0,
             own: Links::NONE,
-            own_height: 0,
             branch: NIL,
             may_be_offered,
             is_woken: false,
@@ -563,7 +544,7 @@ impl<T> Locks<T> {
         }
         let waiting = &mut self.waiting[space as usize];
         waiting.count += 1;
-        waiting.owners = avl::insert::<ByOwner<T>>(&mut self.waiters, waiting.owners, id);
+        self.enter_owner(id);
         Ok(id)
     }
 
@@ -623,9 +604,8 @@ impl<T> Locks<T> {
                 self.classes.remove(class);
             }
         }
-        let waiting = &mut self.waiting[space as usize];
-        waiting.count -= 1;
-        waiting.owners = avl::remove::<ByOwner<T>>(&mut self.waiters, waiting.owners, id);
+        self.waiting[space as usize].count -= 1;
+        self.leave_owner(id);
     }
 
     /// Waiting requests, of all spaces.
@@ -645,31 +625,6 @@ impl<T> Locks<T> {
         WaiterId {
             slot,
             stamp: self.waiters[slot].arrival as u32,
-        }
-    }
-
-    /// The owner's next waiter in the space that came after `arrival`.
-    pub(crate) fn own_waiter_after(&self, space: Space, owner: &Owner, arrival: u64) -> u32 {
-        let root = self.waiting[space as usize].owners;
-        let found = avl::first::<ByOwner<T>>(&self.waiters, root, |waiter| {
-            (&waiter.request.owner, waiter.arrival) > (owner, arrival)
-        });
-        if found != NIL && self.waiters[found].request.owner == *owner {
-            found
-        } else {
-            NIL
-        }
-    }
-
-    /// How many waiters the owner has in the space: 0, 1, or 2 for more.
-    fn own_waiters(&self, space: Space, owner: &Owner) -> u32 {
-        let first = self.own_waiter_after(space, owner, 0);
-        if first == NIL {
-            return 0;
-        }
-        match self.own_waiter_after(space, owner, self.waiters[first].arrival) {
-            NIL => 1,
-            _ => 2,
         }
     }
 
@@ -979,7 +934,7 @@ impl<T> Locks<T> {
             space,
             ..
         } = &waiter.request;
-        if self.own_waiters(*space, owner) != 1 || self.own_overlap(*space, owner, *range) != NIL {
+        if !self.waits_once(*space, owner) || self.own_overlap(*space, owner, *range) != NIL {
             return None;
         }
         let near = &self.waiters[anchor];
@@ -994,7 +949,7 @@ impl<T> Locks<T> {
                     Obstacle::Waiter(above) => self.waiters[above].arrival < waiter.arrival,
                     _ => true,
                 };
-                let fits = self.own_waiters(*space, &near.request.owner) == 1
+                let fits = self.waits_once(*space, &near.request.owner)
                     && (!in_arrival_order || is_younger);
                 fits.then_some(Shortcut::Beside(near.blocker))
             }
@@ -1025,10 +980,10 @@ impl<T> Locks<T> {
             match self.blocker_of(at) {
                 None | Some(Obstacle::Lease(_)) => return true,
                 Some(Obstacle::Record(record)) => {
-                    return self.own_waiters(space, &self.records[record].owner) == 0;
+                    return self.first_wait_of(space, &self.records[record].owner) == NIL;
                 }
                 Some(Obstacle::Waiter(above)) => {
-                    if self.own_waiters(space, &self.waiters[above].request.owner) != 1 {
+                    if !self.waits_once(space, &self.waiters[above].request.owner) {
                         return false;
                     }
                     at = above;
@@ -1124,7 +1079,7 @@ impl<T> Locks<T> {
             }
             offered = self.waiters[offered].near.right;
         }
-        if waiter.passes_queue {
+        if waiter.passes_queue || request.is_access {
             return None;
         }
         let ahead = self.first_ahead(request, waiter.arrival, self.fairness(cx));
@@ -1321,7 +1276,7 @@ impl<T> Locks<T> {
             || waiter.branch == NIL
             || class == NIL
             || waiter.is_soft
-            || self.own_waiters(*space, owner) != 1
+            || !self.waits_once(*space, owner)
         {
             return;
         }
@@ -1344,10 +1299,16 @@ impl<T> Locks<T> {
     /// would have been granted, as a blocked F_SETLKW does whose descriptor
     /// another thread closes.
     pub(crate) fn close_waits(&mut self, space: Space, owner: &Owner) {
-        let mut id = self.own_waiter_after(space, owner, 0);
+        let oldest = self.first_wait_of(space, owner);
+        let mut id = oldest;
         while id != NIL {
-            self.waiters[id].is_closed = true;
-            id = self.own_waiter_after(space, owner, self.waiters[id].arrival);
+            let waiter = &mut self.waiters[id];
+            waiter.is_closed = true;
+            id = if waiter.own.right == oldest {
+                NIL
+            } else {
+                waiter.own.right
+            };
         }
     }
 
@@ -1357,7 +1318,7 @@ impl<T> Locks<T> {
     pub(crate) fn interrupt_waits(&mut self, space: Space, owner: &Owner, cx: &Context<'_>) {
         loop {
             // A waiter that has ended is not in this index any more.
-            let id = self.own_waiter_after(space, owner, 0);
+            let id = self.first_wait_of(space, owner);
             if id == NIL {
                 return;
             }
@@ -1388,15 +1349,22 @@ impl<T> Locks<T> {
         }
     }
 
+    /// Looks again at all that queue for fairness alone: the bound has changed.
+    pub(crate) fn review_queues(&mut self, cx: &Context<'_>) {
+        for id in 0..self.waiters.slots() {
+            let waiter = self.waiters.get(id);
+            if waiter.is_some_and(|waiter| waiter.is_soft && waiter.state == State::Blocked) {
+                self.detach(id);
+            }
+        }
+        self.settle(cx);
+    }
+
     /// Ends every wait with this verdict.
     pub(crate) fn refuse_all(&mut self, verdict: Verdict, cx: &Context<'_>) {
-        for space in [Space::Records, Space::Flocks, Space::Leases] {
-            loop {
-                let root = self.waiting[space as usize].owners;
-                let id = avl::first::<ByOwner<T>>(&self.waiters, root, |_| true);
-                if id == NIL {
-                    break;
-                }
+        for id in 0..self.waiters.slots() {
+            let waiter = self.waiters.get(id);
+            if waiter.is_some_and(|waiter| !matches!(waiter.state, State::Finished(_))) {
                 self.refuse(id, verdict, cx);
             }
         }
@@ -1576,10 +1544,7 @@ impl<T> Locks<T> {
         for space in [Space::Records, Space::Flocks, Space::Leases] {
             let waiting = &self.waiting[space as usize];
             classes += avl::check::<ByBytes>(&self.classes, waiting.classes);
-            assert_eq!(
-                avl::check::<ByOwner<T>>(&self.waiters, waiting.owners),
-                waiting.count
-            );
+            self.check_owners(space);
             avl::walk::<ByBytes>(&self.classes, waiting.classes, &mut |id| {
                 let class = &self.classes[id];
                 let mut previous = NIL;

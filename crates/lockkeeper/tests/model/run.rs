@@ -329,11 +329,8 @@ impl Run {
                 model.leases.clear();
             }
             Op::SetFairness(fairness) => {
-                table.set_fairness(*fairness).expect("there is memory");
+                table.set_fairness(*fairness, cx).expect("there is memory");
                 model.own_fairness = *fairness;
-                for waiter in &mut model.waiters {
-                    waiter.may_be_stale = true;
-                }
             }
             Op::SetLease(n, lock_type, is_delegation, openers) => {
                 let owner = file_owner(*n);
@@ -677,7 +674,6 @@ impl Run {
                 "one overtaken often enough was overtaken again: {older:?} by {passed:?}"
             );
             let has_reason = older.is_offered
-                || older.may_be_stale
                 || self
                     .model
                     .granted

@@ -76,9 +76,6 @@ pub struct Waiter {
     pub is_told: bool,
     pub is_closed: bool,
     pub passes_queue: bool,
-    /// Has not been looked at since the fairness was set anew, so it may still
-    /// queue where it would not today.
-    pub may_be_stale: bool,
     /// Newcomers that were granted what it conflicts with.
     pub newcomers: u64,
     /// The same since the oldest of its like came to the head of their queue.
@@ -371,7 +368,8 @@ impl Model {
         if !locks.is_empty() {
             return Meets::Locks(locks);
         }
-        if let Some(bound) = self.bound() {
+        // An access holds nothing, so it overtakes nobody and queues for nobody.
+        if let Some(bound) = self.bound().filter(|_| !want.is_access) {
             let mut ahead = Vec::new();
             let mut must = false;
             for (index, waiter) in self.waiters.iter().enumerate() {
@@ -458,7 +456,6 @@ impl Model {
             is_told: false,
             is_closed: false,
             passes_queue: false,
-            may_be_stale: false,
             newcomers: 0,
             newcomers_at_head: 0,
             overtaken_at_head_at_most: 0,
@@ -520,6 +517,7 @@ impl Model {
             return false;
         };
         !waiter.passes_queue
+            && !waiter.want.is_access
             && self.waiters.iter().any(|other| {
                 other.arrival < waiter.arrival
                     && other.want.conflicts(&waiter.want)
@@ -530,9 +528,7 @@ impl Model {
 
     /// Whether there is a reason for this waiter to sleep.
     pub fn may_sleep(&self, waiter: &Waiter) -> bool {
-        let is_behind = |other: &&Waiter| {
-            other.want.conflicts(&waiter.want) && (other.is_offered || waiter.may_be_stale)
-        };
+        let is_behind = |other: &&Waiter| other.want.conflicts(&waiter.want) && other.is_offered;
         self.is_stopped_by_a_lock(&waiter.want)
             || self.waiters.iter().any(|other| is_behind(&other))
             || self.queues(waiter)
@@ -547,6 +543,7 @@ impl Model {
             return false;
         };
         !waiter.passes_queue
+            && !waiter.want.is_access
             && self.waiters.iter().any(|other| {
                 other.arrival < waiter.arrival
                     && other.want.conflicts(&waiter.want)
