@@ -33,7 +33,11 @@ fn finish(output: Output) -> Run {
 
 /// Replays files on a fresh folder, of which nothing may be left.
 fn replay_files(files: &[PathBuf], options: &[&str]) -> Run {
-    let place = tempfile::tempdir().unwrap();
+    replay_files_in(&std::env::temp_dir(), files, options)
+}
+
+fn replay_files_in(folder: &Path, files: &[PathBuf], options: &[&str]) -> Run {
+    let place = tempfile::tempdir_in(folder).unwrap();
     let run = finish(
         lockkeeper()
             .arg("replay")
@@ -46,6 +50,14 @@ fn replay_files(files: &[PathBuf], options: &[&str]) -> Run {
     );
     assert!(is_empty(place.path()), "files are left over");
     run
+}
+
+/// The usual place for files, and a tmpfs where the machine has one at its usual place.
+fn file_systems() -> Vec<PathBuf> {
+    let shm = PathBuf::from("/dev/shm");
+    let mut places = vec![std::env::temp_dir()];
+    places.extend(shm.is_dir().then_some(shm));
+    places
 }
 
 fn is_empty(folder: &Path) -> bool {
@@ -90,7 +102,9 @@ fn assert_all_pass(files: &[PathBuf], run: &Run) {
 #[test]
 fn every_script_passes_on_a_kernel_directory() {
     let files = scripts_in(&scripts(), false);
-    assert_all_pass(&files, &replay_files(&files, &[]));
+    for place in file_systems() {
+        assert_all_pass(&files, &replay_files_in(&place, &files, &[]));
+    }
 }
 
 #[test]
@@ -113,7 +127,9 @@ fn leases_time_out_as_the_scripts_say() {
     let setting = "/proc/sys/fs/lease-break-time";
     let files = scripts_in(&scripts(), true);
     let before = fs::read_to_string(setting).unwrap();
-    assert_all_pass(&files, &replay_files(&files, &[]));
+    for place in file_systems() {
+        assert_all_pass(&files, &replay_files_in(&place, &files, &[]));
+    }
     assert_eq!(fs::read_to_string(setting).unwrap(), before);
 
     // Also after a failure, and when the run is killed in the middle of a script.

@@ -24,10 +24,11 @@
 //!
 //! - *which conflict*: a query may name any granted lock that is in the way.
 //! - *wake race*: a step lets go two waiters that conflict with each other and were not stopped by the same:
-//!   the granted locks and the earlier waiters in their way differ. Either may win, and others with it or
-//!   because of it. The same holds where an earlier step has let one of such a pair go, and it had to wait
-//!   again: it may be queued before or after the other. Waiters stopped by the same all along are granted
-//!   in the order in which they came, and no other order is accepted.
+//!   the granted locks and the earlier waiters in their way differ, or the locks did when they were queued.
+//!   Either may win, and others with it or because of it. The same holds where an earlier step has let one
+//!   of such a pair go, and it had to wait again: it may be queued before or after the other. Waiters
+//!   stopped by the same all along are granted in the order in which they came, and no other order is
+//!   accepted.
 //! - *cycle*: one side says EDEADLK where the other waits, a search of everything held and awaited
 //!   (the [oracle](Rules::cycle)) finds the cycle, and the side that waits does not claim to be
 //!   [exact](Rules::exact).
@@ -254,6 +255,9 @@ pub struct Scene {
     taken: HashMap<usize, Vec<Span>>,
     /// Descriptions that have had a flock.
     flocked: HashSet<usize>,
+    /// By waiting actor: the granted locks that were in the way of its request when it was queued, beneath
+    /// any of which it may hang.
+    queued: HashMap<Actor, Vec<Item>>,
     /// Waiting actors, in pairs, of whose requests either may be queued before the other.
     unordered: HashSet<(Actor, Actor)>,
 }
@@ -282,7 +286,12 @@ impl Scene {
             ahead_of_a.eq(self.ahead(b).filter(|ahead| *ahead != a))
         };
         let same_locks = || self.blockers(a).eq(self.blockers(b));
-        a.conflicts(b) && (self.unordered.contains(&pair) || !same_locks() || !same_ahead())
+        let same_at_first = || self.queued.get(&a.actor) == self.queued.get(&b.actor);
+        a.conflicts(b)
+            && (self.unordered.contains(&pair)
+                || !same_locks()
+                || !same_ahead()
+                || !same_at_first())
     }
 
     /// The waiting requests that came before this one and conflict with it.
@@ -306,6 +315,8 @@ impl Scene {
     /// Takes note of the requests that a step has let go, and that wait again. `before` is how they were
     /// [stopped](Scene::stopped), and those of the pairs in `races` could race then.
     fn reorder(&mut self, before: &[Stopped], races: Vec<(Actor, Actor)>) {
+        let mut queued = std::mem::take(&mut self.queued);
+        let mut unordered = std::mem::take(&mut self.unordered);
         let waits = |actor: &Actor| {
             let mut requests = self.requests.iter();
             requests.find(|request| request.actor == *actor)
@@ -326,10 +337,17 @@ impl Scene {
             .into_iter()
             .filter(|(a, b)| let_go(a) || let_go(b))
             .collect();
-        let mut unordered = std::mem::take(&mut self.unordered);
+        queued.retain(|actor, _| waits(actor).is_some());
+        for request in &self.requests {
+            if !queued.contains_key(&request.actor) || let_go(&request.actor) {
+                let blockers = self.blockers(request).cloned().collect();
+                queued.insert(request.actor.clone(), blockers);
+            }
+        }
         unordered.extend(requeued);
         unordered.retain(|(a, b)| waits(a).is_some() && waits(b).is_some());
         self.unordered = unordered;
+        self.queued = queued;
     }
 
     /// The pairs of waiting actors whose requests may race.

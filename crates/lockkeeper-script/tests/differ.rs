@@ -141,7 +141,7 @@ fn a_side_that_is_not_exact_may_overlook_a_cycle() {
     assert_eq!(end(&left, &right, &exact([false, true])), diverged);
     let nobody = Rules {
         exact: [false, false],
-        cycle: &|_, _| false,
+        cycle: &|_, _, _| false,
     };
     assert_eq!(end(&left, &right, &nobody), diverged);
     assert_eq!(end(&left, &left, &Rules::default()), "agreed");

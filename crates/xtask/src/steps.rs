@@ -34,6 +34,8 @@ pub const STEPS: &[Step] = &[
     // Named target kinds, as otherwise code blocks marked `ignore` in the documentation would run.
     // Two threads, as these tests mount and load the machine.
     step("ignored", "tests that need root, FUSE or packages", "cargo test --workspace --no-fail-fast --lib --bins --tests -- --ignored --test-threads=2"),
+    step("differ-fixed", "the library answers as the kernel does", "mkdir -p target && cargo run -q -p lockkeeper-cli -- differ --on target --keep target --seed 1 --operations 20000"),
+    step("differ-fresh", "the same with scripts that no run has seen", "mkdir -p target && cargo run -q -p lockkeeper-cli -- differ --on /dev/shm --keep target --operations 5000"),
 ];
 
 /// The steps to run, in the table's order: those that `only` names (all, if it names none) without

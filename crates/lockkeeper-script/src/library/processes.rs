@@ -61,25 +61,33 @@ impl Library {
     /// descriptor drops the POSIX locks on its file, then the descriptions are let go, the last first.
     pub(super) fn end_process(&mut self, name: &Actor) -> Carried<Outcome> {
         let process = self.thread(name)?.process;
-        let owner = posix_owner(process);
-        let calls = self.end_threads(process, None);
-        for call in &calls {
+        // Waits for POSIX locks end along with the locks.
+        let (posix, others): (Vec<Pending>, Vec<Pending>) = self
+            .end_threads(process, None)
+            .into_iter()
+            .partition(|call| call.result.is_none() && call.is_posix());
+        for call in &others {
             self.abandon(call);
         }
         let descriptors = std::mem::take(&mut self.processes[process].descriptors);
-        let mut released = Vec::new();
-        for open in descriptors.iter().flatten() {
-            let file = self.descriptions[open.description].file;
-            if !released.contains(&file) {
-                released.push(file);
-                self.files[file]
-                    .handle
-                    .release_owner(&owner, Waits::Interrupt);
-                self.settle();
+        let open = descriptors.iter().flatten().map(|open| open.description);
+        let used = posix.iter().map(|call| call.description);
+        let mut files = Vec::new();
+        for description in open.clone().chain(used) {
+            let file = self.descriptions[description].file;
+            if !files.contains(&file) {
+                files.push(file);
             }
         }
-        for open in descriptors.iter().flatten().rev() {
-            self.let_go(open.description);
+        let owner = posix_owner(process);
+        for file in files {
+            let handle = &self.files[file].handle;
+            handle.release_owner(&owner, Waits::Interrupt);
+            self.settle();
+        }
+        let used = posix.iter().map(|call| call.description);
+        for description in used.chain(open.rev()) {
+            self.let_go(description);
             self.settle();
         }
         Ok(Outcome::Ok)
@@ -139,18 +147,15 @@ impl Library {
             let Some(pending) = &mut thread.pending else {
                 continue;
             };
-            let Verb::Set { record, .. } = &pending.verb else {
-                continue;
-            };
-            if thread.process != process || pending.result.is_some() {
+            if thread.process != process || pending.result.is_some() || !pending.is_posix() {
                 continue;
             }
-            if record.fd == *fd {
+            if pending.verb.descriptor() == Some(fd) {
                 pending.closed = true;
                 waits = Waits::Close;
             }
             let of_the_file = self.descriptions[pending.description].file == file;
-            others |= of_the_file && record.kind == RecordKind::Posix && !pending.closed;
+            others |= of_the_file && !pending.closed;
         }
         if others {
             waits = Waits::Keep;

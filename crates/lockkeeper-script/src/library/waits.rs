@@ -7,6 +7,13 @@ use super::*;
 /// Takes down what came of a wait.
 pub(super) type Answer = Box<dyn FnOnce(Result<(), LockError>) + Send>;
 
+impl Pending {
+    /// Whether the call asks for a lock of the process.
+    pub(super) fn is_posix(&self) -> bool {
+        matches!(&self.verb, Verb::Set { record, .. } if record.kind == RecordKind::Posix)
+    }
+}
+
 impl Library {
     /// Makes a call that may wait, with a reference of the description while it does; returns its result
     /// or that it is blocked.
