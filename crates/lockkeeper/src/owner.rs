@@ -163,8 +163,8 @@ impl From<FileOwner> for Owner {
 /// What the asker's pid namespace shows for a process.
 pub trait PidView {
     /// The pid of `process` as the asker sees it, or `None` where he cannot see
-    /// it: a query then reports 0, and a listing leaves the line out, as
-    /// /proc/locks does.
+    /// it: a query then reports 0, and a listing leaves a lock of it out with all
+    /// that waits for it, as /proc/locks does.
     fn pid(&self, process: ProcessId) -> Option<i32>;
 }
 

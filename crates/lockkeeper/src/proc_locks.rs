@@ -30,7 +30,8 @@ pub struct Listing<'a> {
     /// Its state.
     pub snapshot: &'a Snapshot,
     /// What the reader can see: locks of processes that he cannot see are left
-    /// out, as the kernel does.
+    /// out with all that waits for them, and waiters that he cannot see have the
+    /// pid 0, as the kernel does.
     pub view: &'a dyn PidView,
     /// The ordinal of the lock before the first.
     pub after: usize,
@@ -48,21 +49,27 @@ impl fmt::Display for Listing<'_> {
                 Some(_) => "BREAKING ",
                 None => "ACTIVE   ",
             };
-            self.line(f, ordinal, None, &granted.lock, state, target)?;
+            let pid = self.pid(&granted.lock);
+            if let Some(pid) = pid {
+                self.line(f, ordinal, None, &granted.lock, state, target, pid)?;
+            }
             while let Some(waiter) = waiting.get(next) {
                 if waiter.depth == 0 && waiter.blocked_by != BlockedBy::Lock(index) {
                     break;
                 }
-                let lock_type = Some(waiter.lock.lock_type);
+                next += 1;
+                if pid.is_none() {
+                    continue;
+                }
                 self.line(
                     f,
                     ordinal,
                     Some(waiter.depth),
                     &waiter.lock,
                     "BREAKER  ",
-                    lock_type,
+                    Some(waiter.lock.lock_type),
+                    self.pid(&waiter.lock).unwrap_or(0),
                 )?;
-                next += 1;
             }
         }
         Ok(())
@@ -70,6 +77,7 @@ impl fmt::Display for Listing<'_> {
 }
 
 impl Listing<'_> {
+    #[expect(clippy::too_many_arguments, reason = "the fields of a line")]
     fn line(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -78,10 +86,8 @@ impl Listing<'_> {
         lock: &LockInfo,
         lease_state: &str,
         target: Option<LockType>,
+        pid: i32,
     ) -> fmt::Result {
-        let Some(pid) = self.pid(lock) else {
-            return Ok(());
-        };
         write!(f, "{ordinal}: ")?;
         if let Some(depth) = depth {
             write!(f, "{:>1$}", "-> ", depth as usize + 3)?;
