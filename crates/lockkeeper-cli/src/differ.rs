@@ -129,10 +129,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // The library answers the same to the same. Where the directory does not, both answers are its.
         if sides.is_unsteady(&steps)? {
             tally.unsteady += 1;
-            bar.println(format!(
-                "script {number}: the directory answered otherwise when asked again\n{}",
-                both(&divergence, &arguments.on)
-            ));
+            let answers = both(&divergence, &arguments.on);
+            bar.suspend(|| {
+                eprintln!("script {number}: the directory answered otherwise when asked again");
+                eprintln!("{answers}");
+            });
             continue;
         }
         bar.finish_and_clear();
