@@ -226,6 +226,90 @@ fn of_two_behind_the_same_lock_the_first_wins() {
     assert_eq!(end(&told("B"), &told("C"), &Rules::default()), diverged);
 }
 
+/// C waits beneath B, and D beside it: A's unlock lets B and D go, and B, which must wait again, C.
+#[test]
+fn who_waits_behind_another_waiter_races_with_who_does_not() {
+    let told = |winner| {
+        format!(
+            "\
+A open f d rw
+B open f d rw
+C open f d rw
+D open f d rw
+E open f d rw
+A posix f write 0,5
+held d => posix write 0,5 A
+E posix f read 5,20
+held d => posix write 0,5 A; posix read 5,20 E
+B posix f write 1,10 wait => blocked
+C posix f read 0,5 wait => blocked
+D posix f write 0,1 wait => blocked
+A posix f unlock 0,0
+{winner} done
+"
+        )
+    };
+    assert_eq!(end(&told("C"), &told("D"), &Rules::default()), "WakeRace");
+    assert_eq!(end(&told("D"), &told("C"), &Rules::default()), "WakeRace");
+}
+
+/// B waits for one lock; A takes another that is in its way as well. C may hang beneath either.
+#[test]
+fn who_was_queued_beneath_another_lock_may_be_before_or_after() {
+    let told = |winner| {
+        format!(
+            "\
+A open f d rw
+B open f d rw
+C open f d rw
+E open f d rw
+E posix f read 1,1
+held d => posix read 1,1 E
+B posix f write 0,10 wait => blocked
+A posix f write 0,1
+held d => posix write 0,1 A; posix read 1,1 E
+C posix f write 0,5 wait => blocked
+E posix f unlock 0,0
+held d => posix write 0,1 A
+A posix f unlock 0,0
+{winner} done
+"
+        )
+    };
+    assert_eq!(end(&told("B"), &told("C"), &Rules::default()), "WakeRace");
+}
+
+/// T, a thread of A, waits for B, and B for C. Then A takes a lock that is in B's way as well.
+#[test]
+fn a_cycle_that_a_grant_closes_may_be_overlooked() {
+    let told = |answer: &str, grant: &str| {
+        format!(
+            "\
+A open f d rw
+B open f d rw
+A thread T
+B posix f write 0,1
+held d => posix write 0,1 B
+T posix f write 0,1 wait => blocked
+A posix f write 9,1
+held d => posix write 0,1 B; posix write 9,1 A
+C open f d rw
+C ofd f read 20,1
+held d => posix write 0,1 B; posix write 9,1 A; ofd read 20,1 C
+B posix f write 20,1 wait => blocked
+A posix f read {grant},1
+{answer}"
+        )
+    };
+    let all =
+        "held d => posix write 0,1 B; posix write 9,1 A; ofd read 20,1 C; posix read 20,1 A\n";
+    let waits = told(all, "20");
+    let refused = told(&format!("B done => EDEADLK\n{all}"), "20");
+    assert_eq!(end(&waits, &refused, &exact([false, true])), "Cycle");
+    let diverged = "line 14: B done\n  left:  EDEADLK\n  right: blocked";
+    assert_eq!(end(&refused, &waits, &exact([false, true])), diverged);
+}
+
 #[test]
 fn a_waiter_that_is_granted_on_one_side_only_is_a_fault() {
     let told = |winner| race("4,4", "8,4", winner);
