@@ -1,4 +1,27 @@
-//! The file-lock manager of Linux as a library.
+//! The file-lock manager of Linux as a library: POSIX record locks, open-file-description
+//! locks, flock and leases, with the tree of blocked requests that ends the thundering
+//! herd.
+//!
+//! # Two layers
+//! - [`LockManager`] (feature `std`) serves many files to threads, tasks and callbacks.
+//!   [`LockManager::file`] gives a [`FileHandle`], and that the calls of fcntl(2) and
+//!   flock(2): [`FileHandle::posix`], [`ofd`](FileHandle::ofd),
+//!   [`flock`](FileHandle::flock), [`lease`](FileHandle::lease).
+//! - [`table::Table`] is one file's locks and waiters: a pure state machine without I/O,
+//!   clock or threads, for `no_std` with `alloc`. Kernels embed this one.
+//!
+//! # Words
+//! A *granted lock* is a record on a file. A *request* asks for one. A *waiter* is a
+//! request that waits, for its *blocker*: a granted lock or another waiter. *Owners*
+//! ([`Owner`]) are values, and equal by value. Ranges ([`Range`]) have inclusive ends, up
+//! to [`OFFSET_MAX`].
+//!
+//! # Errors
+//! Every call that can fail gives a [`LockError`] with the one errno that Linux gives for
+//! it ([`LockError::errno`]); a conflict carries the lock in the way.
+//!
+//! # Features
+//! `std` (default): the manager. `tracing`: events under the kernel's tracepoint names.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
@@ -30,3 +53,8 @@ pub use manager::{
 pub use owner::{FileOwner, OpenFileId, Owner, PidIsId, PidView, ProcessId, RemoteOwner};
 pub use range::{OFFSET_MAX, Range, Whence};
 pub use table::{BreakScope, LeaseBreak, LeaseState, Openers, Waits};
+
+/// The example of the README compiles and runs.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
