@@ -94,6 +94,28 @@ impl Listing for MountListing {
             waiters.any(|waiting| i64::from(waiting.lock.pid) == i64::from(pid))
         })
     }
+
+    fn mend(&mut self, file: &FileIdentity, asker: i32, found: &mut Entry) {
+        let Ok(entries) = self.entries(file) else {
+            return;
+        };
+        let mut alike: Vec<Entry> = entries
+            .into_iter()
+            .filter(|entry| {
+                matches!(entry.kind, ItemKind::Posix | ItemKind::Ofd)
+                    && (entry.waiting, entry.lock_type) == (false, found.lock_type)
+                    && (entry.start, entry.end) == (found.start, found.end)
+                    // The asker's own are not in the way of what a process asks.
+                    && !(found.pid.is_some() && entry.kind == ItemKind::Posix && entry.pid == Some(asker))
+            })
+            .collect();
+        if alike.iter().any(|entry| entry.pid == found.pid) {
+            alike.retain(|entry| entry.pid == found.pid);
+        }
+        if let Some(entry) = alike.into_iter().next() {
+            *found = entry;
+        }
+    }
 }
 
 fn entry(lock: &Lock, waiting: bool) -> Option<Entry> {

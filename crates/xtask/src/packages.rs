@@ -13,6 +13,21 @@ type Package = (&'static str, &'static str);
 /// Every package that a test needs beyond Rust and a linker. To add one, add a line.
 #[rustfmt::skip]
 pub const PACKAGES: &[Package] = &[
+    ("fuse3", "mounts of ordinary users"),
+    ("python3", "the scripts of the tests of real programs"),
+    ("sqlite3", "sqlite on a mount"),
+    ("python3-plyvel", "LevelDB on a mount"),
+    ("rocksdb-tools", "RocksDB on a mount"),
+    ("python3-bsddb3", "Berkeley DB on a mount"),
+    ("db-util", "Berkeley DB on a mount"),
+    ("python3-fasteners", "Python's fasteners on a mount"),
+    ("redis-server", "Redis on a mount"),
+    ("postgresql", "PostgreSQL on a mount"),
+    ("git", "git on a mount"),
+    ("python3-lmdb", "LMDB on a mount"),
+    ("libpython3.11-testsuite", "Python's own tests on a mount"),
+    ("stress-ng", "stress-ng on a mount"),
+    ("bindfs", "the bench of the mount, which compares with its lock forwarding"),
 ];
 
 const INSTALL: &[&str] = &["install", "--yes", "--no-install-recommends"];

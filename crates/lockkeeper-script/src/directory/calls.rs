@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno as SystemErrno;
 
+use super::listing::{Entry, FileIdentity};
 use super::protocol::{self, Call, Reply};
 use super::terms::*;
 use super::{Carried, Description, Directory, Open, Pending};
@@ -187,20 +188,37 @@ impl Directory {
         Ok(())
     }
 
-    pub(super) fn found(&self, reply: Reply) -> Outcome {
+    /// What a query by the process of `asker` on `file` found.
+    pub(super) fn found(&mut self, asker: i32, file: &FileIdentity, reply: Reply) -> Outcome {
         let [l_type, _, start, len, pid, ..] = match reply {
             Ok(numbers) => numbers,
             Err(errno) => return error(errno),
         };
-        match lock_type(l_type) {
-            None | Some(LockType::Unlock) => Outcome::Free,
-            Some(lock_type) => Outcome::Conflict {
-                lock_type,
-                span: Span { start, len },
-                by: match pid {
-                    -1 => Holder::Ofd,
-                    pid => Holder::Actor(self.name_of(small(pid))),
-                },
+        let lock_type = match lock_type(l_type) {
+            None | Some(LockType::Unlock) => return Outcome::Free,
+            Some(lock_type) => lock_type,
+        };
+        let mut found = Entry {
+            waiting: false,
+            kind: match pid {
+                -1 => ItemKind::Ofd,
+                _ => ItemKind::Posix,
+            },
+            lock_type,
+            start,
+            end: match len {
+                0 => i64::MAX,
+                len => start.saturating_add(len - 1),
+            },
+            pid: (pid != -1).then(|| small(pid)),
+        };
+        self.listing.mend(file, asker, &mut found);
+        Outcome::Conflict {
+            lock_type,
+            span: Span { start, len },
+            by: match (found.kind, found.pid) {
+                (ItemKind::Ofd, _) | (_, None) => Holder::Ofd,
+                (_, Some(pid)) => Holder::Actor(self.name_of(pid)),
             },
         }
     }

@@ -49,6 +49,13 @@ pub trait Listing {
         let _ = (file, pid);
         false
     }
+
+    /// Mends what a query of process `asker` says of the lock it found, where the kernel's answer hides
+    /// whose it is: on a mount, F_GETLK cannot say that it is an open file description's, and F_OFD_GETLK
+    /// says so of every lock.
+    fn mend(&mut self, file: &FileIdentity, asker: i32, found: &mut Entry) {
+        let _ = (file, asker, found);
+    }
 }
 
 /// The kernel's own listing, /proc/locks.

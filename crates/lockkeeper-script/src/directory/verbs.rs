@@ -158,14 +158,18 @@ impl Directory {
     }
 
     fn query(&mut self, name: &Actor, verb: &Verb, record: &Record) -> Carried<Outcome> {
-        let number = self.open(name, &record.fd)?.number;
+        let open = self.open(name, &record.fd)?;
+        let number = open.number;
         let command = match record.kind {
             RecordKind::Posix => libc::F_GETLK,
             RecordKind::Ofd => libc::F_OFD_GETLK,
         };
         let numbers = record_numbers(number, record, command);
         let reply = self.call(name, verb, Call::Record, &numbers, &[])?;
-        Ok(self.found(reply))
+        let asker = self.process(name)?.pid;
+        let file = self.descriptions[open.description].file.clone();
+        let file = self.identity(&file)?.clone();
+        Ok(self.found(asker, &file, reply))
     }
 
     fn lease(&mut self, name: &Actor, verb: &Verb, fd: &Descriptor) -> Carried<Outcome> {

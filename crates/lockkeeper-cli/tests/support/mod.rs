@@ -1,0 +1,192 @@
+//! What the tests of real programs on a mount share: a mount served by the program itself, and scripts.
+
+#![allow(dead_code)] // Each test program uses its part.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+
+/// A folder `source`, shown at `mnt`, in a temporary folder. Dropped, also by a panic, the server is told to
+/// unmount, and if it does not, the mount is detached and the server killed.
+pub struct Mount {
+    server: Child,
+    temp: tempfile::TempDir,
+}
+
+impl Mount {
+    /// Mounts with the defaults.
+    pub fn new() -> Mount {
+        Mount::with(&[])
+    }
+
+    /// Mounts with these options.
+    pub fn with(options: &[&str]) -> Mount {
+        let temp = tempfile::Builder::new()
+            .prefix("lockkeeper-test-")
+            .tempdir()
+            .expect("temp folder");
+        // Other users must be able to reach the mount.
+        set_mode(temp.path(), 0o755);
+        let said = temp.path().join("server");
+        let server = Command::new(PROGRAM)
+            .args(["mount", "source", "mnt"])
+            .args(options)
+            .current_dir(temp.path())
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&said).expect("creates"))
+            .spawn()
+            .expect("starts");
+        let mount = Mount { server, temp };
+        mount.wait_for("the mount", |_| {
+            fs::read_to_string(&said).is_ok_and(|text| text.contains("Ctrl-C"))
+        });
+        mount
+    }
+
+    /// A path on the mount; `""` is the mount point.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join("mnt").join(name)
+    }
+
+    /// A path beside the mount.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    /// The process that serves it.
+    pub fn server_pid(&self) -> u32 {
+        self.server.id()
+    }
+
+    /// `lockkeeper`, with these arguments, in the temporary folder.
+    pub fn lockkeeper(&self, arguments: &[&str]) -> Output {
+        Command::new(PROGRAM)
+            .args(arguments)
+            .current_dir(self.temp.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("runs")
+    }
+
+    /// The server's own document.
+    pub fn report(&self) -> serde_json::Value {
+        let output = self.lockkeeper(&["locks", "--json", "mnt"]);
+        assert!(output.status.success(), "{}", said(&output));
+        let documents: serde_json::Value =
+            serde_json::from_slice(&output.stdout).expect("one JSON document");
+        documents[0].clone()
+    }
+
+    /// How many locks are held and how many requests wait.
+    pub fn totals(&self) -> (usize, usize) {
+        let report = self.report();
+        let files = report["files"].as_array().cloned().unwrap_or_default();
+        let count = |name: &str| {
+            let sizes = files
+                .iter()
+                .map(|file| file[name].as_array().map_or(0, Vec::len));
+            sizes.sum()
+        };
+        (count("locks"), count("waiters"))
+    }
+
+    /// Waits until no lock, waiter, owner or open file is left.
+    pub fn nothing_left(&self) {
+        self.wait_for("leftovers", |mount| {
+            let report = mount.report();
+            let zero = |name: &str| report["counts"][name] == 0;
+            report["files"] == serde_json::json!([])
+                && ["handles", "lock_processes", "lock_handles", "waiting"]
+                    .into_iter()
+                    .all(zero)
+        });
+    }
+
+    /// Waits until it is as `wanted`, for at most 20 seconds.
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Mount) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !wanted(self) {
+            if Instant::now() >= deadline {
+                panic!(
+                    "waited in vain for {what}: {:?}",
+                    self.lockkeeper(&["locks", "--json", "mnt"])
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs a shell script on the mount; it must succeed. Returns what it wrote.
+    pub fn sh(&self, script: &str) -> String {
+        self.succeed(&["sh", "-euc", script])
+    }
+
+    /// The same in Python.
+    pub fn python(&self, script: &str) -> String {
+        // Debian's own, which has the modules that are packaged.
+        self.succeed(&["/usr/bin/python3", "-c", script])
+    }
+
+    fn succeed(&self, command: &[&str]) -> String {
+        let output = self.run(command);
+        assert!(
+            output.status.success(),
+            "{}\n{}",
+            output.status,
+            said(&output)
+        );
+        said(&output)
+    }
+
+    /// Runs a program in the mount point, for at most two minutes; what it started ends with it.
+    pub fn run(&self, command: &[&str]) -> Output {
+        Command::new("timeout")
+            .args(["--kill-after=5", "120"])
+            .args(command)
+            .current_dir(self.path(""))
+            .env("LC_ALL", "C.UTF-8")
+            .env("MNT", self.path(""))
+            .env("BESIDE", self.temp.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("runs")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.server);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
+            if let Ok(Some(_)) = self.server.try_wait() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.path("")).status();
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        if !std::thread::panicking() {
+            panic!("the server did not end");
+        }
+    }
+}
+
+/// Both streams of what was run.
+pub fn said(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// chmod.
+pub fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
+}
