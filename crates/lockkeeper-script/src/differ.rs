@@ -238,6 +238,13 @@ struct Stopped {
     ahead: Vec<Request>,
 }
 
+/// The ranges that have been locked through a description and not unlocked.
+#[derive(Debug)]
+struct Taken {
+    file: FileName,
+    spans: Vec<Span>,
+}
+
 /// What both sides agree on so far.
 #[derive(Debug, Default)]
 pub struct Scene {
@@ -251,8 +258,8 @@ pub struct Scene {
     pub requests: Vec<Request>,
     /// By description: the process that sets OFD locks through it.
     takers: HashMap<usize, Actor>,
-    /// By description: the ranges that have been locked through it and not unlocked.
-    taken: HashMap<usize, Vec<Span>>,
+    /// By description: what has been locked through it and not unlocked, for OFD locks.
+    taken: HashMap<usize, Taken>,
     /// Descriptions that have had a flock.
     flocked: HashSet<usize>,
     /// By waiting actor: the granted locks that were in the way of its request when it was queued, beneath
@@ -270,7 +277,7 @@ impl Scene {
             let own = item.kind == request.kind
                 && match request.kind {
                     ItemKind::Posix => item.actor == request.process,
-                    _ => self.holds(request.description, item),
+                    _ => self.holds_alone(request, item),
                 };
             let shape = (request.kind, request.lock_type, request.span);
             !own && in_the_way(shape, (item.kind, item.lock_type, item.span))
@@ -398,13 +405,24 @@ impl Scene {
         false
     }
 
-    /// Whether an OFD lock on the description's file has been set through it.
+    /// Whether an OFD lock on the request's file can only be its own. A listing names the process, and
+    /// that may have several descriptions.
+    fn holds_alone(&self, request: &Request, item: &Item) -> bool {
+        let of_the_file = |taken: &Taken| taken.file == request.file;
+        let mut others = self.taken.iter().filter(|(description, taken)| {
+            **description != request.description && of_the_file(taken)
+        });
+        self.holds(request.description, item)
+            && !others.any(|(description, _)| self.holds(*description, item))
+    }
+
+    /// Whether an OFD lock on the description's file may have been set through it.
     fn holds(&self, description: usize, item: &Item) -> bool {
         let at = |span: &Span| item.span.is_some_and(|held| span.overlaps(&held));
         let taken = self.taken.get(&description);
         item.kind == ItemKind::Ofd
             && self.takers.get(&description) == Some(&item.actor)
-            && taken.is_some_and(|taken| taken.iter().any(at))
+            && taken.is_some_and(|taken| taken.spans.iter().any(at))
     }
 
     /// Takes note of an OFD lock that was set or given up.
@@ -412,7 +430,12 @@ impl Scene {
         // What counts from elsewhere may be anywhere.
         let span = request.span.unwrap_or(Span { start: 0, len: 0 });
         let is_known = request.span.is_some();
-        let taken = self.taken.entry(request.description).or_default();
+        let new = || Taken {
+            file: request.file.clone(),
+            spans: Vec::new(),
+        };
+        let taken = self.taken.entry(request.description).or_insert_with(new);
+        let taken = &mut taken.spans;
         if is_known {
             let cut = std::mem::take(taken);
             for old in cut {

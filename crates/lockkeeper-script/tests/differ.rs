@@ -178,6 +178,28 @@ held d => posix read 0,5 A; ofd read 3,5 B
     }
 }
 
+#[test]
+fn a_query_may_name_a_lock_of_another_description_of_the_same_process() {
+    let told = |answer: &str| {
+        format!(
+            "\
+A open f d r
+B open f d rw
+B open g d rw
+A posix f read 20,1
+held d => posix read 20,1 A
+B ofd f read 0,10
+held d => ofd read 0,10 B; posix read 20,1 A
+B ofd g read 0,5
+held d => ofd read 0,5 B; ofd read 0,10 B; posix read 20,1 A
+B ofd? g write 0,0 => {answer}
+"
+        )
+    };
+    let (left, right) = (told("read 20,1 by A"), told("read 0,10 by ofd"));
+    assert_eq!(end(&left, &right, &Rules::default()), "agreed");
+}
+
 /// B and C wait for two locks of A, and one unlock lets both go.
 fn race(b: &str, c: &str, winner: &str) -> String {
     format!(
