@@ -39,8 +39,6 @@ struct Waiting {
     id: WaiterId,
     wait: Arc<TaskWait>,
     timer: Option<TimerKey>,
-    /// What the owner held on the bytes when the wait began.
-    before: Vec<(Range, LockType)>,
 }
 
 impl LockFuture {
@@ -60,6 +58,11 @@ impl LockFuture {
         self
     }
 
+    pub(crate) fn or_timeout(mut self, timeout: Option<Duration>) -> LockFuture {
+        self.timeout = timeout;
+        self
+    }
+
     fn start(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
         if let Ask::Lock(request) = &self.ask {
             match self.file.try_lock(request) {
@@ -70,10 +73,6 @@ impl LockFuture {
                 }
             }
         }
-        let before = match &self.ask {
-            Ask::Lock(request) => lock(&self.file.file.table).held_by(request),
-            Ask::Open { .. } => Vec::new(),
-        };
         let wait = Arc::new(TaskWait::new(cx.waker().clone()));
         self.state = State::Done;
         match self
@@ -88,12 +87,7 @@ impl LockFuture {
                     let at = shared.clock.now().after(timeout);
                     shared.set_timer(at, Due::Cancel(self.file.file.clone(), id))
                 });
-                self.state = State::Waiting(Waiting {
-                    id,
-                    wait,
-                    timer,
-                    before,
-                });
+                self.state = State::Waiting(Waiting { id, wait, timer });
                 // The outcome may have come while it was being started.
                 self.poll_outcome(cx)
             }
@@ -141,12 +135,9 @@ impl Drop for LockFuture {
         // The outcome was quicker. Whether it has been brought yet or not, a
         // grant is known by the outcome alone: the owner may hold the bytes for
         // another reason.
-        match waiting
-            .wait
-            .abandon(self.file.clone(), self.ask.clone(), waiting.before)
-        {
-            Some((Ok(()), before)) => self.file.give_back(&self.ask, &before),
-            Some((Err(_), _)) | None => {}
+        let outcome = waiting.wait.abandon(self.file.clone(), self.ask.clone());
+        if let Some((Ok(()), before)) = outcome {
+            self.file.give_back(&self.ask, &before);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Handles: the calls of fcntl(2) and flock(2) on one file.
 
+use core::time::Duration;
 use std::fmt;
 
 use super::Shared;
@@ -78,6 +79,7 @@ impl FileHandle {
             file: self,
             owner: owner.into(),
             taken_by: ProcessId(0),
+            timeout: None,
         }
     }
 
@@ -88,6 +90,7 @@ impl FileHandle {
             file: self,
             owner: owner.into(),
             taken_by: ProcessId(0),
+            timeout: None,
         }
     }
 
@@ -126,6 +129,7 @@ impl FileHandle {
                 access,
                 scope,
             },
+            timeout: None,
         }
     }
 
@@ -238,18 +242,34 @@ impl FileHandle {
     }
 }
 
+/// The options with this timeout, unless they have one.
+fn or_timeout(options: WaitOptions<'_>, timeout: Option<Duration>) -> WaitOptions<'_> {
+    WaitOptions {
+        timeout: options.timeout.or(timeout),
+        ..options
+    }
+}
+
 /// Record locks of one owner on one file (fcntl(2)).
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     file: &'a FileHandle,
     owner: Owner,
     taken_by: ProcessId,
+    timeout: Option<Duration>,
 }
 
 impl<'a> Records<'a> {
     /// The process that makes the calls, for listings; needed for no decision.
     pub fn taken_by(mut self, process: ProcessId) -> Records<'a> {
         self.taken_by = process;
+        self
+    }
+
+    /// Waits started from here give up after this long, with ETIMEDOUT, in
+    /// whichever way they wait. [`WaitOptions::timeout`] goes before it.
+    pub fn timeout(mut self, timeout: Duration) -> Records<'a> {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -286,8 +306,10 @@ impl<'a> Records<'a> {
         range: Range,
         options: WaitOptions<'_>,
     ) -> Result<(), LockError> {
-        self.file
-            .lock_or_wait(self.request(lock_type, range), options)
+        self.file.lock_or_wait(
+            self.request(lock_type, range),
+            or_timeout(options, self.timeout),
+        )
     }
 
     /// F_SETLKW as a future, for any executor. Nothing happens before it is
@@ -295,6 +317,7 @@ impl<'a> Records<'a> {
     /// quicker: the owner then holds on these bytes what it held before.
     pub fn lock_async(&self, lock_type: LockType, range: Range) -> LockFuture {
         LockFuture::new(self.file.clone(), Ask::Lock(self.request(lock_type, range)))
+            .or_timeout(self.timeout)
     }
 
     /// F_SETLKW with a callback in place of a sleeper, for servers. If the lock
@@ -314,7 +337,8 @@ impl<'a> Records<'a> {
         callback: impl FnOnce(Result<(), LockError>) + Send + 'static,
     ) -> Result<Started, LockError> {
         let ask = Ask::Lock(self.request(lock_type, range));
-        self.file.begin_callback(id, &ask, None, Box::new(callback))
+        self.file
+            .begin_callback(id, &ask, self.timeout, Box::new(callback))
     }
 
     /// F_SETLK with F_UNLCK: gives up what the owner holds of `range`.
@@ -360,13 +384,14 @@ impl<'a> Records<'a> {
         options: WaitOptions<'_>,
     ) -> Result<(), LockError> {
         let request = Request::access(self.owner.clone(), access, range).taken_by(self.taken_by);
-        self.file.lock_or_wait(request, options)
+        self.file
+            .lock_or_wait(request, or_timeout(options, self.timeout))
     }
 
     /// The same as a future.
     pub fn wait_for_io_async(&self, access: LockType, range: Range) -> LockFuture {
         let request = Request::access(self.owner.clone(), access, range).taken_by(self.taken_by);
-        LockFuture::new(self.file.clone(), Ask::Lock(request))
+        LockFuture::new(self.file.clone(), Ask::Lock(request)).or_timeout(self.timeout)
     }
 
     /// The same with a callback.
@@ -382,7 +407,8 @@ impl<'a> Records<'a> {
     ) -> Result<Started, LockError> {
         let ask =
             Ask::Lock(Request::access(self.owner.clone(), access, range).taken_by(self.taken_by));
-        self.file.begin_callback(id, &ask, None, Box::new(callback))
+        self.file
+            .begin_callback(id, &ask, self.timeout, Box::new(callback))
     }
 }
 
@@ -392,12 +418,20 @@ pub struct Flock<'a> {
     file: &'a FileHandle,
     owner: FileOwner,
     taken_by: ProcessId,
+    timeout: Option<Duration>,
 }
 
 impl<'a> Flock<'a> {
     /// The process that makes the calls: listings show it.
     pub fn taken_by(mut self, process: ProcessId) -> Flock<'a> {
         self.taken_by = process;
+        self
+    }
+
+    /// Waits started from here give up after this long, with ETIMEDOUT, in
+    /// whichever way they wait. [`WaitOptions::timeout`] goes before it.
+    pub fn timeout(mut self, timeout: Duration) -> Flock<'a> {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -435,13 +469,15 @@ impl<'a> Flock<'a> {
         lock_type: LockType,
         options: WaitOptions<'_>,
     ) -> Result<(), LockError> {
-        self.file.lock_or_wait(self.request(lock_type), options)
+        self.file
+            .lock_or_wait(self.request(lock_type), or_timeout(options, self.timeout))
     }
 
     /// The same as a future; see [`Records::lock_async`]. Dropping it gives back
     /// a grant that was quicker by unlocking.
     pub fn lock_async(&self, lock_type: LockType) -> LockFuture {
         LockFuture::new(self.file.clone(), Ask::Lock(self.request(lock_type)))
+            .or_timeout(self.timeout)
     }
 
     /// The same with a callback; see [`Records::lock_callback`].
@@ -455,7 +491,8 @@ impl<'a> Flock<'a> {
         callback: impl FnOnce(Result<(), LockError>) + Send + 'static,
     ) -> Result<Started, LockError> {
         let ask = Ask::Lock(self.request(lock_type));
-        self.file.begin_callback(id, &ask, None, Box::new(callback))
+        self.file
+            .begin_callback(id, &ask, self.timeout, Box::new(callback))
     }
 
     /// LOCK_UN. Never fails.
@@ -539,9 +576,17 @@ impl<'a> Lease<'a> {
 pub struct Opening<'a> {
     file: &'a FileHandle,
     ask: Ask,
+    timeout: Option<Duration>,
 }
 
-impl Opening<'_> {
+impl<'a> Opening<'a> {
+    /// Waits started from here give up after this long, with ETIMEDOUT, in
+    /// whichever way they wait. [`WaitOptions::timeout`] goes before it.
+    pub fn timeout(mut self, timeout: Duration) -> Opening<'a> {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// With O_NONBLOCK. The holders of leases in the way are told all the same.
     ///
     /// # Errors
@@ -566,12 +611,12 @@ impl Opening<'_> {
     /// `TornDown` (EIO), `Limit` or `NoMemory` (ENOLCK), `Interrupted` (EINTR),
     /// `TimedOut` (ETIMEDOUT).
     pub fn wait(&self, options: WaitOptions<'_>) -> Result<(), LockError> {
-        self.file.wait(&self.ask, options)
+        self.file.wait(&self.ask, or_timeout(options, self.timeout))
     }
 
     /// The same as a future.
     pub fn wait_async(&self) -> LockFuture {
-        LockFuture::new(self.file.clone(), self.ask.clone())
+        LockFuture::new(self.file.clone(), self.ask.clone()).or_timeout(self.timeout)
     }
 
     /// The same with a callback; see [`Records::lock_callback`].
@@ -584,6 +629,7 @@ impl Opening<'_> {
         callback: impl FnOnce(Result<(), LockError>) + Send + 'static,
     ) -> Result<Started, LockError> {
         let callback: Deliver = Box::new(callback);
-        self.file.begin_callback(id, &self.ask, None, callback)
+        self.file
+            .begin_callback(id, &self.ask, self.timeout, callback)
     }
 }

@@ -41,9 +41,15 @@ pub(crate) enum Ticket {
 impl Ticket {
     /// Brings the outcome. Not to be called under any mutex of the manager.
     pub(crate) fn deliver(self, outcome: Outcome) {
+        self.deliver_grant(outcome, Vec::new());
+    }
+
+    /// The same for an outcome that may be a grant, with what the owner held
+    /// before it: a task may have gone, and gives it back.
+    fn deliver_grant(self, outcome: Outcome, before: Vec<(Range, LockType)>) {
         match self {
             Ticket::Thread(wait) => wait.finish(outcome),
-            Ticket::Task(wait) => wait.finish(outcome),
+            Ticket::Task(wait) => wait.finish(outcome, before),
             Ticket::Callback(_, deliver) => call(move || deliver(outcome)),
         }
     }
@@ -101,17 +107,17 @@ pub(crate) struct TaskWait {
 }
 
 struct TaskState {
-    outcome: Option<Outcome>,
+    /// The outcome, and what the owner held before a grant.
+    outcome: Option<(Outcome, Vec<(Range, LockType)>)>,
     waker: Option<Waker>,
     /// Set when the future was dropped while its outcome was on its way: whoever
     /// brings a grant gives it back.
     abandoned: Option<Box<Abandoned>>,
 }
 
-pub(crate) struct Abandoned {
+struct Abandoned {
     file: FileHandle,
     ask: Ask,
-    before: Vec<(Range, LockType)>,
 }
 
 impl TaskWait {
@@ -125,25 +131,20 @@ impl TaskWait {
         }
     }
 
-    fn finish(&self, outcome: Outcome) {
-        let (waker, abandoned) = {
-            let mut inner = lock(&self.inner);
-            let abandoned = inner.abandoned.take();
-            if abandoned.is_none() {
-                inner.outcome = Some(outcome.clone());
+    fn finish(&self, outcome: Outcome, before: Vec<(Range, LockType)>) {
+        let mut inner = lock(&self.inner);
+        if let Some(abandoned) = inner.abandoned.take() {
+            drop(inner);
+            if outcome.is_ok() {
+                abandoned.file.give_back(&abandoned.ask, &before);
             }
-            (inner.waker.take(), abandoned)
-        };
-        match abandoned {
-            Some(abandoned) if outcome.is_ok() => {
-                abandoned.file.give_back(&abandoned.ask, &abandoned.before);
-            }
-            Some(_) => {}
-            None => {
-                if let Some(waker) = waker {
-                    call(move || waker.wake());
-                }
-            }
+            return;
+        }
+        inner.outcome = Some((outcome, before));
+        let waker = inner.waker.take();
+        drop(inner);
+        if let Some(waker) = waker {
+            call(move || waker.wake());
         }
     }
 
@@ -163,9 +164,9 @@ impl TaskWait {
             let outcome = inner.outcome.take();
             drop(inner);
             drop(old);
-            return outcome;
+            return outcome.map(|(outcome, _)| outcome);
         }
-        inner.outcome.take()
+        inner.outcome.take().map(|(outcome, _)| outcome)
     }
 
     /// The future is gone: returns the outcome, if it has come, for the caller to
@@ -174,21 +175,16 @@ impl TaskWait {
         &self,
         file: FileHandle,
         ask: Ask,
-        before: Vec<(Range, LockType)>,
     ) -> Option<(Outcome, Vec<(Range, LockType)>)> {
         let mut inner = lock(&self.inner);
         let waker = inner.waker.take();
         let outcome = inner.outcome.take();
-        let left = match outcome {
-            Some(outcome) => Some((outcome, before)),
-            None => {
-                inner.abandoned = Some(Box::new(Abandoned { file, ask, before }));
-                None
-            }
-        };
+        if outcome.is_none() {
+            inner.abandoned = Some(Box::new(Abandoned { file, ask }));
+        }
         drop(inner);
         drop(waker);
-        left
+        outcome
     }
 }
 
@@ -312,7 +308,7 @@ impl News {
             if let Some(ended) = slot.take() {
                 panics.hold(|| {
                     events::wait_ended(file.id(), &ended.request, &ended.result);
-                    ended.ticket.deliver(ended.result);
+                    ended.ticket.deliver_grant(ended.result, ended.before);
                 });
             }
         }

@@ -45,7 +45,7 @@
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
-use super::locks::{Context, Locks, Space};
+use super::locks::{Context, Locks, Request, Space};
 use crate::avl::{self, Links, Order};
 use crate::error::{LimitKind, LockError};
 use crate::lock::{LockInfo, LockKind, LockType, Time};
@@ -381,6 +381,22 @@ impl<T> Locks<T> {
         }
     }
 
+    /// What the owner of a request for a record lock holds of its bytes, by first
+    /// byte. Nothing for other requests, or where there is no memory to say it.
+    pub(crate) fn held_of(&self, request: &Request) -> Vec<(Range, LockType)> {
+        let Request { owner, range, .. } = request;
+        let mut held = Vec::new();
+        if request.space == Space::Records && !request.is_access {
+            self.visit_own_overlaps(Space::Records, owner, *range, &mut |id| {
+                let record = &self.records[id];
+                if held.try_reserve(1).is_ok() {
+                    held.push((record.range.within(*range), record.lock_type));
+                }
+            });
+        }
+        held
+    }
+
     /// Every granted lock of the space, in no particular order.
     pub(crate) fn visit_granted(&self, space: Space, visit: &mut dyn FnMut(u32)) {
         if !self.granted[space as usize].has_trees {
@@ -497,12 +513,11 @@ impl<T> Locks<T> {
         }
         let plan = self.plan(space, owner, range, set);
         let delta = i64::from(plan.added) - i64::from(plan.removed);
-        if delta > 0 {
-            if let Some(limit) = cx.settings.locks_per_file {
-                if self.lock_count() as i64 + delta > i64::from(limit) {
-                    return Err(LockError::Limit(LimitKind::LocksPerFile));
-                }
-            }
+        if delta > 0
+            && let Some(limit) = cx.settings.locks_per_file
+            && self.lock_count() as i64 + delta > i64::from(limit)
+        {
+            return Err(LockError::Limit(LimitKind::LocksPerFile));
         }
         match cx.ledger {
             Some(ledger) if delta != 0 => ledger.book_locks(owner, delta).map_err(LockError::Limit),

@@ -188,10 +188,10 @@ impl<T> Locks<T> {
         if self.leases.reserve(1).is_err() {
             return Err(LockError::NoMemory);
         }
-        if let Some(limit) = cx.settings.locks_per_file {
-            if self.lock_count() >= limit {
-                return Err(LockError::Limit(crate::error::LimitKind::LocksPerFile));
-            }
+        if let Some(limit) = cx.settings.locks_per_file
+            && self.lock_count() >= limit
+        {
+            return Err(LockError::Limit(crate::error::LimitKind::LocksPerFile));
         }
         if let Some(ledger) = cx.ledger.filter(|_| cx.settings.is_limited) {
             ledger.book_locks(&owner, 1).map_err(LockError::Limit)?;

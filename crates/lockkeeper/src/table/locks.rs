@@ -1,5 +1,6 @@
 //! The full state of a file on which more happens than a few plain locks.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -180,6 +181,9 @@ pub(crate) struct Locks<T> {
     pub(crate) pending: u32,
     /// Finished waiters that nobody has taken yet.
     pub(crate) ready: (u32, u32),
+    /// What the owner of a finished waiter held of its bytes before the grant, by
+    /// its slot; only where it held anything.
+    pub(crate) held_before: Vec<(u32, Vec<(Range, LockType)>)>,
     /// Offered waiters that nobody has been told to wake yet.
     pub(crate) untold: u32,
     /// Whether a request has ever queued for fairness alone.
@@ -208,6 +212,7 @@ impl<T> Locks<T> {
             waiting: [Waiting::NONE; 3],
             pending: NIL,
             ready: (NIL, NIL),
+            held_before: Vec::new(),
             untold: 0,
             has_queued: false,
             requeued: Requeued::default(),

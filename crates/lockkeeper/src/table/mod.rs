@@ -36,9 +36,12 @@
 //! happens. Both follow the same rules and are tested against the same model.
 
 mod by_owner;
+mod check;
 mod granted;
 mod lease;
 mod locks;
+mod queue;
+mod tree;
 mod view;
 mod waiting;
 
@@ -129,6 +132,9 @@ pub struct Ended<T> {
     pub ticket: T,
     /// Since when it waited.
     pub since: Time,
+    /// What the owner held of the bytes just before a grant, by first byte: what
+    /// [`Table::give_back`] needs to undo it. Nothing for flock.
+    pub before: Vec<(Range, LockType)>,
 }
 
 /// What became of what an owner waits for when the owner is released.
@@ -243,10 +249,11 @@ impl<T> Table<T> {
     /// the dropped flock, nothing has changed then.
     #[inline]
     pub fn try_lock(&mut self, request: &Request, cx: Context<'_>) -> Result<(), LockError> {
-        if self.may_hold_few() && !cx.settings.is_limited {
-            if let Some(result) = self.try_lock_few(request, &cx) {
-                return result;
-            }
+        if self.may_hold_few()
+            && !cx.settings.is_limited
+            && let Some(result) = self.try_lock_few(request, &cx)
+        {
+            return result;
         }
         self.try_lock_full(request, &cx)
     }
@@ -375,13 +382,15 @@ impl<T> Table<T> {
     fn unlock_few(&mut self, owner: &Owner, range: Range, space: Space) -> bool {
         let mut gone = [false; 2];
         for (slot, gone) in self.few.iter().zip(&mut gone) {
-            if let Some(held) = slot {
-                if held.space == space && held.range.overlaps(range) && held.owner == *owner {
-                    if !range.contains(held.range) {
-                        return false; // To shrink or split.
-                    }
-                    *gone = true;
+            if let Some(held) = slot
+                && held.space == space
+                && held.range.overlaps(range)
+                && held.owner == *owner
+            {
+                if !range.contains(held.range) {
+                    return false; // To shrink or split.
                 }
+                *gone = true;
             }
         }
         for (slot, gone) in self.few.iter_mut().zip(gone) {
@@ -730,10 +739,8 @@ impl<T> Table<T> {
             found = true;
             visit(&locks.records[record].owner, Edge::Lock)
         });
-        if !found {
-            if let Some(ahead) = locks.queued_behind(slot) {
-                visit(&locks.waiters[ahead].request.owner, Edge::Queue);
-            }
+        if !found && let Some(ahead) = locks.queued_behind(slot) {
+            visit(&locks.waiters[ahead].request.owner, Edge::Queue);
         }
     }
 
@@ -816,32 +823,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// What the owner of a request for a record lock holds of its bytes. Nothing
-    /// for other requests.
-    pub fn held_by(&self, request: &Request) -> Vec<(Range, LockType)> {
-        let Request { owner, range, .. } = request;
-        let mut held = Vec::new();
-        if request.space != Space::Records || request.is_access {
-            return held;
-        }
-        if let Some(locks) = self.granted_in_full() {
-            locks.visit_own_overlaps(Space::Records, owner, *range, &mut |id| {
-                let record = &locks.records[id];
-                held.push((record.range.within(*range), record.lock_type));
-            });
-        } else {
-            for own in self.few.iter().flatten() {
-                if own.space == Space::Records && own.owner == *owner && own.range.overlaps(*range)
-                {
-                    held.push((own.range.within(*range), own.lock_type));
-                }
-            }
-        }
-        held
-    }
-
     /// Undoes the grant of a request that nobody came for: the owner holds of its
-    /// bytes what it held `before`, as [`held_by`](Table::held_by) told it.
+    /// bytes what it held `before`, as [`Ended::before`] tells it.
     ///
     /// Each step gives something up or weakens it, so nothing can be in the way.
     /// Where memory or a limit forbids to split a lock, more is given up.
@@ -1181,11 +1164,13 @@ impl<T> Table<T> {
     /// Goes back to a table without locks when nothing is left.
     #[inline]
     fn leave_if_idle(&mut self) {
-        if let Some(full) = &mut self.full {
-            if self.is_full && full[0].is_idle() && self.few.iter().all(Option::is_none) {
-                full[0].give_back();
-                self.is_full = false;
-            }
+        if let Some(full) = &mut self.full
+            && self.is_full
+            && full[0].is_idle()
+            && self.few.iter().all(Option::is_none)
+        {
+            full[0].give_back();
+            self.is_full = false;
         }
     }
 
@@ -1236,6 +1221,8 @@ fn try_box<N>(node: N) -> Result<Box<[N; 1]>, LockError> {
 fn take_ended<T>(locks: &mut Locks<T>, id: u32) -> Ended<T> {
     let name = locks.waiter_id(id);
     let waiter = locks.take_finished(id);
+    let noted = locks.held_before.iter().position(|(of, _)| *of == id);
+    let before = noted.map_or_else(Vec::new, |at| locks.held_before.swap_remove(at).1);
     let result = match waiter.state {
         State::Finished(verdict) => verdict.into_result(),
         _ => Err(LockError::Interrupted),
@@ -1246,5 +1233,6 @@ fn take_ended<T>(locks: &mut Locks<T>, id: u32) -> Ended<T> {
         result,
         ticket: waiter.ticket,
         since: waiter.since,
+        before,
     }
 }

@@ -52,13 +52,14 @@
 
 use core::cmp::Ordering;
 
+use hashbrown::HashTable;
+
 use super::lease::BreakScope;
 use super::locks::{Context, Locks, Request, Space};
-use hashbrown::HashTable;
 
 use crate::avl::{self, Links, Order};
 use crate::error::{LimitKind, LockError};
-use crate::lock::{Fairness, LockInfo, LockType, Time, WaiterId};
+use crate::lock::{LockType, Time, WaiterId};
 use crate::owner::Owner;
 use crate::range::Range;
 use crate::slab::{NIL, Slab};
@@ -78,7 +79,7 @@ pub(crate) enum Obstacle {
 pub(crate) struct Branch {
     pub(crate) beneath: Obstacle,
     pub(crate) head: u32,
-    tail: u32,
+    pub(super) tail: u32,
 }
 
 /// How a wait ended, where the table ended it.
@@ -128,40 +129,40 @@ pub(crate) struct Waiter<T> {
     /// Arrival number, unique in the table.
     pub(crate) arrival: u64,
     /// The class's count of overtakings at arrival.
-    overtakings_before: u64,
+    pub(super) overtakings_before: u64,
     /// Overtakings by older waiters' juniors, counted at the head of a class.
-    overtaken_in_queue: u32,
+    pub(super) overtaken_in_queue: u32,
     pub(crate) state: State,
-    class: u32,
-    in_class: Links,
+    pub(super) class: u32,
+    pub(super) in_class: Links,
     /// The branch it hangs in, or `NIL`.
     pub(crate) blocker: u32,
     /// Neighbours among siblings, offered or finished waiters, or links in the
     /// tree of pending ones: it is in one of these at a time.
-    near: Links,
-    near_height: u8,
+    pub(super) near: Links,
+    pub(super) near_height: u8,
     /// Its owner's next older and younger waiter.
     pub(crate) own: Links,
     /// Its own branch: who hangs beneath it, or `NIL`.
     pub(crate) branch: u32,
     /// Has a thread that can come for an offered lock.
-    may_be_offered: bool,
+    pub(super) may_be_offered: bool,
     /// A wake-up is under way that it has not answered yet.
-    is_woken: bool,
+    pub(super) is_woken: bool,
     /// Hangs beneath a waiter whose own ancestors it may not conflict with.
-    is_soft: bool,
+    pub(super) is_soft: bool,
     /// All that hangs beneath it, at any depth, is of its class.
-    is_pure: bool,
+    pub(super) is_pure: bool,
     /// Some that hang beneath it, at any depth, may be soft.
-    is_above_soft: bool,
+    pub(super) is_above_soft: bool,
     /// Never queues for fairness alone: that closed a cycle.
     pub(crate) passes_queue: bool,
     /// Its descriptor is closed: it ends with EBADF where it would be granted.
-    is_closed: bool,
+    pub(super) is_closed: bool,
 }
 
 /// The pending waiters, by arrival.
-struct ByArrival<T>(core::marker::PhantomData<T>);
+pub(super) struct ByArrival<T>(core::marker::PhantomData<T>);
 
 impl<T> Order for ByArrival<T> {
     type Node = Waiter<T>;
@@ -186,25 +187,25 @@ impl<T> Order for ByArrival<T> {
 /// The waiters for the same bytes and type, by arrival.
 #[derive(Debug)]
 pub(crate) struct Class {
-    range: Range,
-    lock_type: LockType,
-    head: u32,
-    tail: u32,
+    pub(super) range: Range,
+    pub(super) lock_type: LockType,
+    pub(super) head: u32,
+    pub(super) tail: u32,
     /// A member that is `Blocked`, from which another can find its place; `NIL`
     /// if none is known.
-    anchor: u32,
+    pub(super) anchor: u32,
     /// How many newcomers were granted something that the class conflicts with.
-    overtakings: u64,
+    pub(super) overtakings: u64,
     /// That count when the oldest member became the oldest.
-    overtakings_before_head: u64,
-    links: Links,
-    height: u8,
+    pub(super) overtakings_before_head: u64,
+    pub(super) links: Links,
+    pub(super) height: u8,
     /// The greatest last byte in the subtree.
-    max_end: u64,
+    pub(super) max_end: u64,
 }
 
 /// Classes by first byte, last byte, type.
-struct ByBytes;
+pub(super) struct ByBytes;
 
 impl Order for ByBytes {
     type Node = Class;
@@ -242,12 +243,12 @@ impl Order for ByBytes {
 /// The waiters of one space.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    classes: u32,
+    pub(super) classes: u32,
     /// The oldest waiter of each owner.
     pub(crate) owners: HashTable<u32>,
     pub(crate) count: u32,
     /// Offered waiters; those not yet told stand first.
-    offered: (u32, u32),
+    pub(super) offered: (u32, u32),
 }
 
 impl Waiting {
@@ -264,10 +265,10 @@ impl Waiting {
 /// not take memory: past the first few, all who queue are told.
 #[derive(Debug, Default)]
 pub(crate) struct Requeued {
-    first: [u32; 4],
-    count: usize,
+    pub(super) first: [u32; 4],
+    pub(super) count: usize,
     /// Where the walk over all who queue has come to.
-    cursor: u32,
+    pub(super) cursor: u32,
 }
 
 impl Requeued {
@@ -292,177 +293,6 @@ pub(crate) enum Claim {
 }
 
 impl<T> Locks<T> {
-    // ---- Who is in the way -------------------------------------------------
-
-    /// What a newcomer would have to wait for: a granted lock, or a waiter that
-    /// has been overtaken often enough.
-    #[inline]
-    pub(crate) fn obstacle(&self, request: &Request, cx: &Context<'_>) -> Option<Obstacle> {
-        let Request {
-            owner,
-            range,
-            lock_type,
-            space,
-            ..
-        } = request;
-        let record = self.first_conflict(*space, owner, *range, *lock_type);
-        if record != NIL {
-            return Some(Obstacle::Record(record));
-        }
-        // An access holds nothing afterwards, so it is in nobody's way.
-        if self.waiting[*space as usize].count == 0 || request.is_access {
-            return None;
-        }
-        let ahead = self.first_ahead(request, u64::MAX, self.fairness(cx));
-        (ahead != NIL).then_some(Obstacle::Waiter(ahead))
-    }
-
-    pub(crate) fn obstacle_info(&self, obstacle: Obstacle) -> LockInfo {
-        match obstacle {
-            Obstacle::Record(id) => self.records[id].info(),
-            Obstacle::Waiter(id) => self.waiter_info(id),
-            Obstacle::Lease(id) => self.leases[id].info(),
-        }
-    }
-
-    pub(crate) fn waiter_info(&self, id: u32) -> LockInfo {
-        let request = &self.waiters[id].request;
-        LockInfo {
-            kind: request.kind(),
-            lock_type: request.lock_type,
-            range: request.range,
-            owner: request.owner.clone(),
-            taken_by: request.taken_by,
-        }
-    }
-
-    /// A waiter that came before `arrival` and that such a request may not
-    /// overtake any more; `NIL` if there is none.
-    fn first_ahead(&self, request: &Request, arrival: u64, fairness: Fairness) -> u32 {
-        if fairness == Fairness::Unlimited {
-            return NIL;
-        }
-        let root = self.waiting[request.space as usize].classes;
-        self.first_ahead_in(root, request, arrival, fairness)
-    }
-
-    fn first_ahead_in(&self, root: u32, request: &Request, arrival: u64, fair: Fairness) -> u32 {
-        if root == NIL || self.classes[root].max_end < request.range.start() {
-            return NIL;
-        }
-        let class = &self.classes[root];
-        let left = self.first_ahead_in(class.links.left, request, arrival, fair);
-        if left != NIL || class.range.start() > request.range.end() {
-            return left;
-        }
-        if class.range.overlaps(request.range) && class.lock_type.excludes(request.lock_type) {
-            let oldest = self.oldest_of_others(class, &request.owner);
-            if oldest != NIL
-                && self.waiters[oldest].arrival < arrival
-                && fair.is_exhausted(self.overtaken_at_head(oldest))
-                // The waiter itself waits for this owner: it must pass.
-                && !self.own_excludes(request.space, &request.owner, class.range, class.lock_type)
-            {
-                return oldest;
-            }
-        }
-        self.first_ahead_in(class.links.right, request, arrival, fair)
-    }
-
-    /// The class's oldest waiter that is not the owner's own.
-    fn oldest_of_others(&self, class: &Class, owner: &Owner) -> u32 {
-        let mut member = class.head;
-        while member != NIL && self.waiters[member].request.owner == *owner {
-            member = self.waiters[member].in_class.right;
-        }
-        member
-    }
-
-    /// How many were granted what this waiter conflicts with since it came.
-    pub(crate) fn overtaken(&self, id: u32) -> u64 {
-        let waiter = &self.waiters[id];
-        let by_newcomers = match waiter.class {
-            NIL => 0,
-            class => self.classes[class].overtakings - waiter.overtakings_before,
-        };
-        by_newcomers + u64::from(waiter.overtaken_in_queue)
-    }
-
-    /// The same since it became the oldest of its class: what the fairness bound
-    /// limits. Those behind the oldest are overtaken along with it, but if that
-    /// counted against the bound, a long queue would use it up before its members
-    /// came to the front, and every lock would be handed from sleeper to sleeper.
-    fn overtaken_at_head(&self, id: u32) -> u64 {
-        let waiter = &self.waiters[id];
-        let by_newcomers = match waiter.class {
-            NIL => 0,
-            class => {
-                let class = &self.classes[class];
-                let before = class.overtakings_before_head.max(waiter.overtakings_before);
-                class.overtakings - before
-            }
-        };
-        by_newcomers + u64::from(waiter.overtaken_in_queue)
-    }
-
-    /// Whether a newcomer, whom no lock stops, may be granted this at once as far
-    /// as one look can tell: then it has been counted. That is where nobody is
-    /// overtaken, or those of a single class, who have not reached the bound.
-    #[inline]
-    pub(crate) fn overtakes(&mut self, request: &Request, cx: &Context<'_>) -> bool {
-        let root = self.waiting[request.space as usize].classes;
-        if root == NIL {
-            return true;
-        }
-        let fairness = self.fairness(cx);
-        let class = &self.classes[root];
-        if class.links.left != NIL || class.links.right != NIL {
-            return false;
-        }
-        if !class.range.overlaps(request.range) || !class.lock_type.excludes(request.lock_type) {
-            return true;
-        }
-        let head = class.head;
-        if self.waiters[head].request.owner == request.owner
-            || fairness.is_exhausted(self.overtaken_at_head(head))
-        {
-            return false;
-        }
-        self.classes[root].overtakings += 1;
-        true
-    }
-
-    /// Counts that a newcomer was granted such a request.
-    #[inline]
-    pub(crate) fn count_overtaking(&mut self, request: &Request) {
-        let root = self.waiting[request.space as usize].classes;
-        if root != NIL {
-            self.count_overtaking_in(root, request, u64::MAX);
-        }
-    }
-
-    fn count_overtaking_in(&mut self, root: u32, request: &Request, arrival: u64) {
-        if root == NIL || self.classes[root].max_end < request.range.start() {
-            return;
-        }
-        let Links { left, right } = self.classes[root].links;
-        self.count_overtaking_in(left, request, arrival);
-        let class = &self.classes[root];
-        if class.range.start() > request.range.end() {
-            return;
-        }
-        if class.range.overlaps(request.range) && class.lock_type.excludes(request.lock_type) {
-            let oldest = self.oldest_of_others(class, &request.owner);
-            if oldest != NIL && arrival == u64::MAX {
-                self.classes[root].overtakings += 1;
-            } else if oldest != NIL && self.waiters[oldest].arrival < arrival {
-                let waiter = &mut self.waiters[oldest];
-                waiter.overtaken_in_queue = waiter.overtaken_in_queue.saturating_add(1);
-            }
-        }
-        self.count_overtaking_in(right, request, arrival);
-    }
-
     // ---- Waiters come and go -----------------------------------------------
 
     /// Books a new waiter, which hangs nowhere yet.
@@ -487,15 +317,15 @@ impl<T> Locks<T> {
         {
             return Err((LockError::NoMemory, ticket));
         }
-        if let Some(limit) = cx.settings.waiters_per_file {
-            if self.waiter_count() >= limit {
-                return Err((LockError::Limit(LimitKind::WaitersPerFile), ticket));
-            }
+        if let Some(limit) = cx.settings.waiters_per_file
+            && self.waiter_count() >= limit
+        {
+            return Err((LockError::Limit(LimitKind::WaitersPerFile), ticket));
         }
-        if let Some(ledger) = cx.ledger.filter(|_| cx.settings.is_limited) {
-            if let Err(kind) = ledger.book_waiters(&request.owner, 1) {
-                return Err((LockError::Limit(kind), ticket));
-            }
+        if let Some(ledger) = cx.ledger.filter(|_| cx.settings.is_limited)
+            && let Err(kind) = ledger.book_waiters(&request.owner, 1)
+        {
+            return Err((LockError::Limit(kind), ticket));
         }
         self.arrivals += 1;
         self.counters.contended += 1;
@@ -549,7 +379,7 @@ impl<T> Locks<T> {
     }
 
     /// The class of such requests, made if this is the first.
-    fn class_of(&mut self, request: &Request) -> u32 {
+    pub(super) fn class_of(&mut self, request: &Request) -> u32 {
         let key = (request.range, request.lock_type);
         let root = self.waiting[request.space as usize].classes;
         let found = avl::first::<ByBytes>(&self.classes, root, |c| (c.range, c.lock_type) >= key);
@@ -575,7 +405,7 @@ impl<T> Locks<T> {
 
     /// Undoes [`enlist`](Self::enlist) for a waiter that hangs nowhere, but for
     /// the waiter itself.
-    fn discharge(&mut self, id: u32, cx: &Context<'_>) {
+    pub(super) fn discharge(&mut self, id: u32, cx: &Context<'_>) {
         let waiter = &mut self.waiters[id];
         let space = waiter.request.space;
         let class = core::mem::replace(&mut waiter.class, NIL);
@@ -626,371 +456,6 @@ impl<T> Locks<T> {
             slot,
             stamp: self.waiters[slot].arrival as u32,
         }
-    }
-
-    // ---- Links of the tree -------------------------------------------------
-
-    fn branch_of(&self, obstacle: Obstacle) -> u32 {
-        match obstacle {
-            Obstacle::Record(id) => self.records[id].branch,
-            Obstacle::Waiter(id) => self.waiters[id].branch,
-            Obstacle::Lease(id) => self.leases[id].branch,
-        }
-    }
-
-    fn set_branch(&mut self, obstacle: Obstacle, branch: u32) {
-        match obstacle {
-            Obstacle::Record(id) => self.records[id].branch = branch,
-            Obstacle::Waiter(id) => self.waiters[id].branch = branch,
-            Obstacle::Lease(id) => self.leases[id].branch = branch,
-        }
-    }
-
-    /// Hangs a pending waiter, already out of the pending tree, as the last
-    /// directly beneath `obstacle`.
-    fn link(&mut self, id: u32, obstacle: Obstacle, is_soft: bool) {
-        let mut branch = self.branch_of(obstacle);
-        if branch == NIL {
-            branch = self.branches.insert(Branch {
-                beneath: obstacle,
-                head: NIL,
-                tail: NIL,
-            });
-            self.set_branch(obstacle, branch);
-        }
-        let tail = self.branches[branch].tail;
-        let waiter = &mut self.waiters[id];
-        waiter.state = State::Blocked;
-        waiter.blocker = branch;
-        waiter.is_soft = is_soft;
-        waiter.near = Links {
-            left: tail,
-            right: NIL,
-        };
-        let class = waiter.class;
-        match tail {
-            NIL => self.branches[branch].head = id,
-            tail => self.waiters[tail].near.right = id,
-        }
-        self.branches[branch].tail = id;
-        if class != NIL {
-            self.classes[class].anchor = id;
-        }
-        if let Obstacle::Waiter(above) = obstacle {
-            let waiter = &self.waiters[id];
-            let is_mixed = !waiter.is_pure || self.waiters[above].class != class;
-            let is_soft = is_soft || waiter.is_above_soft;
-            self.mark_above(above, is_mixed, is_soft);
-        }
-    }
-
-    /// Marks a waiter and those above it as having another class beneath them, or
-    /// a soft waiter.
-    fn mark_above(&mut self, mut id: u32, is_mixed: bool, is_soft: bool) {
-        loop {
-            let waiter = &mut self.waiters[id];
-            let is_marked = (!is_mixed || !waiter.is_pure) && (!is_soft || waiter.is_above_soft);
-            if is_marked {
-                return;
-            }
-            waiter.is_pure &= !is_mixed;
-            waiter.is_above_soft |= is_soft;
-            match self.blocker_of(id) {
-                Some(Obstacle::Waiter(above)) => id = above,
-                _ => return,
-            }
-        }
-    }
-
-    /// What the waiter hangs beneath.
-    pub(crate) fn blocker_of(&self, id: u32) -> Option<Obstacle> {
-        match self.waiters[id].blocker {
-            NIL => None,
-            branch => Some(self.branches[branch].beneath),
-        }
-    }
-
-    /// The waiter that this one, which no lock stops, queues behind for fairness;
-    /// `None` if that is one that was offered its lock.
-    pub(crate) fn queued_behind(&self, id: u32) -> Option<u32> {
-        let mut at = id;
-        // Those that queue behind the same waiter may hang in a chain.
-        while self.waiters[at].is_soft {
-            match self.blocker_of(at) {
-                Some(Obstacle::Waiter(above)) => at = above,
-                _ => break,
-            }
-        }
-        (at != id && self.waiters[at].state == State::Blocked).then_some(at)
-    }
-
-    /// Takes a blocked or offered waiter from where it hangs; its own branch
-    /// stays with it.
-    fn unlink(&mut self, id: u32) {
-        let waiter = &mut self.waiters[id];
-        let Links { left, right } = waiter.near;
-        let class = waiter.class;
-        let branch = core::mem::replace(&mut waiter.blocker, NIL);
-        if left != NIL {
-            self.waiters[left].near.right = right;
-        }
-        if right != NIL {
-            self.waiters[right].near.left = left;
-        }
-        if branch == NIL {
-            self.untold -= u32::from(!self.waiters[id].is_woken);
-            let space = self.waiters[id].request.space;
-            let (head, tail) = &mut self.waiting[space as usize].offered;
-            if left == NIL {
-                *head = right;
-            }
-            if right == NIL {
-                *tail = left;
-            }
-        } else {
-            let beneath = self.branches[branch].beneath;
-            if left == NIL {
-                self.branches[branch].head = right;
-            }
-            if right == NIL {
-                self.branches[branch].tail = left;
-            }
-            if self.branches[branch].head == NIL {
-                self.branches.remove(branch);
-                self.set_branch(beneath, NIL);
-                if let Obstacle::Waiter(above) = beneath {
-                    self.waiters[above].is_pure = true;
-                    self.waiters[above].is_above_soft = false;
-                }
-            }
-            if class != NIL && self.classes[class].anchor == id {
-                // The nearest of its like that still hangs, if one is at hand.
-                let above = match beneath {
-                    Obstacle::Waiter(above) => above,
-                    _ => NIL,
-                };
-                let is_anchor = |&near: &u32| {
-                    near != NIL
-                        && self.waiters[near].class == class
-                        && self.waiters[near].state == State::Blocked
-                };
-                let near = [left, right, above].into_iter().find(is_anchor);
-                self.classes[class].anchor = near.unwrap_or(NIL);
-            }
-        }
-        self.waiters[id].state = State::Pending;
-    }
-
-    /// Takes a waiter from where it hangs, to be looked at.
-    fn detach(&mut self, id: u32) {
-        self.unlink(id);
-        self.pending = avl::insert::<ByArrival<T>>(&mut self.waiters, self.pending, id);
-    }
-
-    /// Detaches all who hang directly beneath.
-    fn detach_branch(&mut self, obstacle: Obstacle) {
-        loop {
-            match self.branch_of(obstacle) {
-                NIL => return,
-                branch => self.detach(self.branches[branch].head),
-            }
-        }
-    }
-
-    /// Detaches those directly beneath a record that no longer conflict with it,
-    /// all of them if it is about to go (`rest` is `None`). One that still does
-    /// may have others beneath it that no longer do: it lets go of them (rule 1).
-    #[inline]
-    pub(crate) fn loosen_record(&mut self, id: u32, rest: Option<Range>) {
-        if self.records[id].branch == NIL {
-            return;
-        }
-        let Some(rest) = rest else {
-            return self.detach_branch(Obstacle::Record(id));
-        };
-        let lock_type = self.records[id].lock_type;
-        let mut child = self.branches[self.records[id].branch].head;
-        while child != NIL {
-            let next = self.waiters[child].near.right;
-            let request = &self.waiters[child].request;
-            if !request.range.overlaps(rest) || !request.lock_type.excludes(lock_type) {
-                self.detach(child);
-            } else if !self.waiters[child].is_pure {
-                self.detach_branch(Obstacle::Waiter(child));
-            }
-            child = next;
-        }
-    }
-
-    /// Detaches those directly beneath a lease that no longer conflict with it,
-    /// all of them if it is about to go.
-    pub(crate) fn loosen_lease(&mut self, id: u32, is_going: bool) {
-        if self.leases[id].branch == NIL {
-            return;
-        }
-        let mut child = self.branches[self.leases[id].branch].head;
-        while child != NIL {
-            let next = self.waiters[child].near.right;
-            if is_going || !self.breaks(child, id) {
-                self.detach(child);
-            }
-            child = next;
-        }
-    }
-
-    fn conflict_of_waiters(&self, a: u32, b: u32) -> bool {
-        let (a, b) = (&self.waiters[a], &self.waiters[b]);
-        // Openers wait side by side: none of them holds anything when it is done.
-        a.request.space != Space::Leases
-            && a.request.range.overlaps(b.request.range)
-            && a.request.lock_type.excludes(b.request.lock_type)
-            && a.request.owner != b.request.owner
-    }
-
-    // ---- Finding a place ---------------------------------------------------
-
-    /// Hangs a waiter that hangs nowhere beneath `obstacle`, or further down
-    /// where rule 2 demands it.
-    ///
-    /// On the way down a younger waiter is passed by descending beneath it only
-    /// in Linux's order; else it is detached, to find its place beneath this one.
-    pub(crate) fn attach(&mut self, id: u32, obstacle: Obstacle, cx: &Context<'_>) {
-        let in_arrival_order = self.fairness(cx) != Fairness::Unlimited;
-        let mut is_soft = false;
-        if let Obstacle::Waiter(above) = obstacle {
-            self.has_queued = true;
-            self.let_go_of(id, above);
-            is_soft = self.waiters[above].blocker != NIL;
-        }
-        let mut obstacle = match self.shortcut(id, in_arrival_order) {
-            Some(Shortcut::Beside(branch)) => {
-                let beneath = self.branches[branch].beneath;
-                self.link(id, beneath, false);
-                return self.recheck_branch(id);
-            }
-            Some(Shortcut::Beneath(above)) => {
-                is_soft = false;
-                Obstacle::Waiter(above)
-            }
-            None => obstacle,
-        };
-        'down: loop {
-            let mut child = match self.branch_of(obstacle) {
-                NIL => NIL,
-                branch => self.branches[branch].head,
-            };
-            while child != NIL {
-                let next = self.waiters[child].near.right;
-                if self.conflict_of_waiters(id, child) {
-                    if !in_arrival_order || self.waiters[child].arrival < self.waiters[id].arrival {
-                        obstacle = Obstacle::Waiter(child);
-                        continue 'down;
-                    }
-                    self.detach(child);
-                }
-                child = next;
-            }
-            break;
-        }
-        self.link(id, obstacle, is_soft);
-        self.recheck_branch(id);
-    }
-
-    /// If `above` hangs beneath `id`, detaches `id`'s branch, so that `id` can
-    /// hang beneath `above`.
-    fn let_go_of(&mut self, id: u32, above: u32) {
-        if self.waiters[id].branch == NIL {
-            return;
-        }
-        let mut at = above;
-        while let Some(Obstacle::Waiter(up)) = self.blocker_of(at) {
-            if up == id {
-                return self.detach_branch(Obstacle::Waiter(id));
-            }
-            at = up;
-        }
-    }
-
-    /// A place for a waiter next to another of its class, found without a walk.
-    ///
-    /// The anchor conflicts with all its ancestors, and so does this waiter, but
-    /// for those that are its own owner's: it must have no other waiter here and
-    /// no lock on these bytes. A reader then fits beside the anchor, whose
-    /// siblings it cannot conflict with unless one is of the anchor's owner; a
-    /// writer conflicts with the anchor itself and goes further down from there.
-    fn shortcut(&self, id: u32, in_arrival_order: bool) -> Option<Shortcut> {
-        let waiter = &self.waiters[id];
-        if waiter.class == NIL {
-            return None;
-        }
-        let class = &self.classes[waiter.class];
-        let anchor = class.anchor;
-        if anchor == NIL || anchor == id || self.waiters[anchor].is_soft {
-            return None;
-        }
-        let Request {
-            owner,
-            range,
-            space,
-            ..
-        } = &waiter.request;
-        if !self.waits_once(*space, owner) || self.own_overlap(*space, owner, *range) != NIL {
-            return None;
-        }
-        let near = &self.waiters[anchor];
-        match class.lock_type {
-            LockType::Write => {
-                let is_below =
-                    waiter.branch == NIL && (!in_arrival_order || near.arrival < waiter.arrival);
-                is_below.then_some(Shortcut::Beneath(anchor))
-            }
-            LockType::Read => {
-                let is_younger = match self.branches[near.blocker].beneath {
-                    Obstacle::Waiter(above) => self.waiters[above].arrival < waiter.arrival,
-                    _ => true,
-                };
-                let fits = self.waits_once(*space, &near.request.owner)
-                    && (!in_arrival_order || is_younger);
-                fits.then_some(Shortcut::Beside(near.blocker))
-            }
-        }
-    }
-
-    /// Rule 5 for a waiter that has just been hung somewhere with its branch.
-    ///
-    /// A branch of nothing but its own class conflicts with whatever it does
-    /// itself, unless an owner above has a waiter in the branch. Where that is
-    /// certain the branch stays; else each in it is looked at.
-    fn recheck_branch(&mut self, id: u32) {
-        if self.waiters[id].branch == NIL {
-            return;
-        }
-        if !self.waiters[id].is_pure || self.waiters[id].is_soft || !self.owners_above_are_alone(id)
-        {
-            self.detach_branch(Obstacle::Waiter(id));
-        }
-    }
-
-    /// Whether no owner above a waiter has another waiter in the space. Gives up,
-    /// with false, where there are many.
-    fn owners_above_are_alone(&self, id: u32) -> bool {
-        let space = self.waiters[id].request.space;
-        let mut at = id;
-        for _ in 0..8 {
-            match self.blocker_of(at) {
-                None | Some(Obstacle::Lease(_)) => return true,
-                Some(Obstacle::Record(record)) => {
-                    return self.first_wait_of(space, &self.records[record].owner) == NIL;
-                }
-                Some(Obstacle::Waiter(above)) => {
-                    if !self.waits_once(space, &self.waiters[above].request.owner) {
-                        return false;
-                    }
-                    at = above;
-                }
-            }
-        }
-        false
     }
 
     // ---- Looking at waiters ------------------------------------------------
@@ -1055,7 +520,7 @@ impl<T> Locks<T> {
 
     /// What a waiter must wait for now: a lock, a lease, an older waiter that was
     /// offered what it wants, or one that it may not overtake.
-    fn obstacle_of_waiter(&mut self, id: u32, cx: &Context<'_>) -> Option<Obstacle> {
+    pub(super) fn obstacle_of_waiter(&mut self, id: u32, cx: &Context<'_>) -> Option<Obstacle> {
         let request = &self.waiters[id].request;
         if request.space == Space::Leases {
             return self.lease_to_await(id, cx).map(Obstacle::Lease);
@@ -1087,7 +552,7 @@ impl<T> Locks<T> {
     }
 
     /// Offers a waiter its lock; wakes it unless a wake-up is under way.
-    fn offer(&mut self, id: u32) {
+    pub(super) fn offer(&mut self, id: u32) {
         let space = self.waiters[id].request.space as usize;
         let (head, tail) = self.waiting[space].offered;
         let waiter = &mut self.waiters[id];
@@ -1140,7 +605,7 @@ impl<T> Locks<T> {
 
     /// Gives a waiter that hangs nowhere its lock, and its branch to the lock
     /// (rule 4), or finds that it cannot have it.
-    fn grant(&mut self, id: u32, cx: &Context<'_>) -> Verdict {
+    pub(super) fn grant(&mut self, id: u32, cx: &Context<'_>) -> Verdict {
         let waiter = &self.waiters[id];
         let request = waiter.request.clone();
         let arrival = waiter.arrival;
@@ -1157,8 +622,14 @@ impl<T> Locks<T> {
                 space,
                 ..
             } = &request;
+            let before = self.held_of(&request);
             match self.hold(*space, owner, *taken_by, *range, *lock_type, cx) {
                 Ok(record) => {
+                    // Without memory for the note a grant that is given back is
+                    // given back whole.
+                    if !before.is_empty() && self.held_before.try_reserve(1).is_ok() {
+                        self.held_before.push((id, before));
+                    }
                     self.counters.acquisitions += 1;
                     self.hand_over_branch(id, record);
                     Verdict::Granted
@@ -1178,7 +649,7 @@ impl<T> Locks<T> {
 
     /// Rule 4, where the lock has no branch yet. Where it has one, because the
     /// new lock joined an old one, the two might conflict: the caller detaches.
-    fn hand_over_branch(&mut self, id: u32, record: u32) {
+    pub(super) fn hand_over_branch(&mut self, id: u32, record: u32) {
         let branch = self.waiters[id].branch;
         if branch != NIL && self.records[record].branch == NIL {
             self.waiters[id].branch = NIL;
@@ -1188,7 +659,7 @@ impl<T> Locks<T> {
     }
 
     /// Puts an ended waiter where its result is taken from.
-    fn finish(&mut self, id: u32, verdict: Verdict) {
+    pub(super) fn finish(&mut self, id: u32, verdict: Verdict) {
         self.counters.wake_ups += 1;
         let waiter = &mut self.waiters[id];
         waiter.state = State::Finished(verdict);
@@ -1268,7 +739,7 @@ impl<T> Locks<T> {
     /// its class they conflict with none of its siblings, unless one of these is
     /// of the leaving waiter's owner. What queues beneath them for fairness alone
     /// may have done so for the leaving waiter's sake, and is looked at.
-    fn splice_branch(&mut self, id: u32) {
+    pub(super) fn splice_branch(&mut self, id: u32) {
         let waiter = &self.waiters[id];
         let (class, blocker) = (waiter.class, waiter.blocker);
         let Request { owner, space, .. } = &waiter.request;
@@ -1329,7 +800,7 @@ impl<T> Locks<T> {
     }
 
     /// Ends a wait with this verdict, wherever the waiter is.
-    fn refuse(&mut self, id: u32, verdict: Verdict, cx: &Context<'_>) {
+    pub(super) fn refuse(&mut self, id: u32, verdict: Verdict, cx: &Context<'_>) {
         if self.waiters[id].state == State::Pending {
             self.pending = avl::remove::<ByArrival<T>>(&mut self.waiters, self.pending, id);
         } else {
@@ -1396,191 +867,4 @@ impl<T> Locks<T> {
             })
         })
     }
-
-    // ---- Checks ------------------------------------------------------------
-
-    /// Panics unless the invariants of this module hold.
-    pub(crate) fn check_waiting(&self) {
-        assert_eq!(self.pending, NIL, "waiters left pending");
-        let mut branches = 0;
-        let mut members = 0;
-        for (id, waiter) in self.waiters.iter() {
-            let request = &waiter.request;
-            match waiter.state {
-                State::Pending => panic!("a waiter was left pending"),
-                State::Finished(_) => {
-                    assert_eq!((waiter.blocker, waiter.branch), (NIL, NIL));
-                    continue;
-                }
-                State::Offered => {
-                    assert_eq!(waiter.blocker, NIL, "an offered waiter hangs somewhere");
-                    assert!(waiter.may_be_offered);
-                }
-                State::Blocked => {
-                    assert_ne!(waiter.blocker, NIL, "a blocked waiter hangs nowhere");
-                    self.check_ancestors(id);
-                }
-            }
-            if waiter.branch != NIL {
-                branches += 1;
-                let branch = &self.branches[waiter.branch];
-                assert_eq!(branch.beneath, Obstacle::Waiter(id));
-                self.check_branch(waiter.branch);
-                if waiter.is_pure {
-                    for child in self.beneath(waiter.branch) {
-                        assert_eq!(self.waiters[child].class, waiter.class, "not pure");
-                        assert!(self.waiters[child].is_pure, "not pure");
-                    }
-                }
-                for child in self.beneath(waiter.branch) {
-                    let below = &self.waiters[child];
-                    let is_soft = below.is_soft || below.is_above_soft;
-                    assert!(waiter.is_above_soft || !is_soft, "a soft waiter unmarked");
-                }
-            }
-            if waiter.class != NIL {
-                members += 1;
-                let class = &self.classes[waiter.class];
-                assert_eq!(
-                    (class.range, class.lock_type),
-                    (request.range, request.lock_type)
-                );
-            } else {
-                assert_eq!(request.space, Space::Leases);
-            }
-        }
-        for (id, record) in self.records.iter() {
-            if record.branch != NIL {
-                branches += 1;
-                assert_eq!(self.branches[record.branch].beneath, Obstacle::Record(id));
-                self.check_branch(record.branch);
-            }
-        }
-        for (id, lease) in self.leases.iter() {
-            if lease.branch != NIL {
-                branches += 1;
-                assert_eq!(self.branches[lease.branch].beneath, Obstacle::Lease(id));
-                self.check_branch(lease.branch);
-            }
-        }
-        assert_eq!(branches, self.branches.len(), "branches lost");
-        self.check_classes(members);
-    }
-
-    /// Rule 1, and that every way up ends.
-    fn check_ancestors(&self, id: u32) {
-        let waiter = &self.waiters[id];
-        let request = &waiter.request;
-        let mut at = id;
-        let mut steps = 0;
-        loop {
-            steps += 1;
-            assert!(steps <= self.waiters.len() + 1, "the tree has a cycle");
-            let must_conflict = at == id || !waiter.is_soft;
-            match self.blocker_of(at) {
-                None => {
-                    assert_eq!(
-                        self.waiters[at].state,
-                        State::Offered,
-                        "a waiter hangs on air"
-                    );
-                    return;
-                }
-                Some(Obstacle::Lease(lease)) => {
-                    assert!(
-                        self.breaks(id, lease),
-                        "waits for a lease it does not break"
-                    );
-                    return;
-                }
-                Some(Obstacle::Record(record)) => {
-                    let conflicts = self.records[record].is_in_the_way(
-                        &request.owner,
-                        request.range,
-                        request.lock_type,
-                    );
-                    assert!(
-                        conflicts || !must_conflict,
-                        "no conflict with the lock above"
-                    );
-                    assert_eq!(self.records[record].space, request.space);
-                    return;
-                }
-                Some(Obstacle::Waiter(above)) => {
-                    assert!(
-                        self.conflict_of_waiters(id, above) || !must_conflict,
-                        "no conflict with a waiter above"
-                    );
-                    assert_eq!(self.waiters[above].request.space, request.space);
-                    at = above;
-                }
-            }
-        }
-    }
-
-    /// Rule 2, and the links of one branch.
-    fn check_branch(&self, branch: u32) {
-        let mut previous = NIL;
-        for child in self.beneath(branch) {
-            assert_eq!(self.waiters[child].blocker, branch);
-            assert_eq!(self.waiters[child].near.left, previous);
-            previous = child;
-            // Quadratic, so only for families that a test makes.
-            for other in self
-                .beneath(branch)
-                .take(64)
-                .take_while(|&other| other != child)
-            {
-                assert!(!self.conflict_of_waiters(child, other), "siblings conflict");
-            }
-        }
-        assert_ne!(previous, NIL, "an empty branch");
-        assert_eq!(self.branches[branch].tail, previous);
-    }
-
-    fn check_classes(&self, members: u32) {
-        let mut listed = 0;
-        let mut classes = 0;
-        for space in [Space::Records, Space::Flocks, Space::Leases] {
-            let waiting = &self.waiting[space as usize];
-            classes += avl::check::<ByBytes>(&self.classes, waiting.classes);
-            self.check_owners(space);
-            avl::walk::<ByBytes>(&self.classes, waiting.classes, &mut |id| {
-                let class = &self.classes[id];
-                let mut previous = NIL;
-                let mut member = class.head;
-                assert_ne!(member, NIL, "an empty class");
-                while member != NIL {
-                    listed += 1;
-                    let waiter = &self.waiters[member];
-                    assert_eq!((waiter.class, waiter.in_class.left), (id, previous));
-                    if previous != NIL {
-                        assert!(self.waiters[previous].arrival < waiter.arrival);
-                    }
-                    previous = member;
-                    member = waiter.in_class.right;
-                }
-                assert_eq!(class.tail, previous);
-                if class.anchor != NIL {
-                    let anchor = &self.waiters[class.anchor];
-                    assert_eq!((anchor.class, anchor.state), (id, State::Blocked));
-                }
-            });
-            let mut offered = waiting.offered.0;
-            while offered != NIL {
-                assert_eq!(self.waiters[offered].state, State::Offered);
-                assert_eq!(self.waiters[offered].request.space, space);
-                offered = self.waiters[offered].near.right;
-            }
-        }
-        assert_eq!(listed, members, "waiters lost from their class");
-        assert_eq!(classes, self.classes.len(), "classes lost");
-    }
-}
-
-enum Shortcut {
-    /// In this branch.
-    Beside(u32),
-    /// Somewhere beneath this waiter.
-    Beneath(u32),
 }

@@ -266,3 +266,20 @@ fn a_timeout_needs_no_executor() {
     assert_eq!(errno(result), Err(Errno::ETIMEDOUT));
     assert_eq!(stage.waiting(), 0);
 }
+
+#[test]
+fn a_dropped_future_leaves_what_was_held_at_the_grant_and_not_at_the_start() {
+    let stage = Stage::linux();
+    let waker = Waker::from(unpark());
+    assert_eq!(stage.set(p(1), R, bytes(0, 9)), Ok(()));
+    assert_eq!(stage.set(p(2), R, bytes(0, 9)), Ok(()));
+    let mut upgrade = stage.file.posix(p(2)).lock_async(W, bytes(0, 9));
+    assert_eq!(poll(&mut upgrade, &waker), None);
+    // Another call of the owner gives up a part of it while the upgrade waits.
+    assert_eq!(stage.unlock(p(2), bytes(0, 4)), Ok(()));
+    assert_eq!(stage.unlock(p(1), bytes(0, 9)), Ok(()));
+    assert_eq!(stage.held(), "2:W0-9");
+    drop(upgrade);
+    assert_eq!(stage.held(), "2:R5-9");
+    stage.check();
+}

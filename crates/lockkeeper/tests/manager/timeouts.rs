@@ -7,7 +7,9 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{BreakScope, Errno, Interrupt, LockManager, Openers, WaitOptions};
+use lockkeeper::{
+    BreakScope, CallbackId, Errno, Interrupt, LockManager, Openers, Started, WaitOptions,
+};
 
 use crate::common::*;
 
@@ -226,4 +228,40 @@ fn the_timer_ends_breaks_by_itself() {
         stage.check();
     }
     stage.assert_empty();
+}
+
+#[test]
+fn a_callback_is_told_when_its_time_is_over() {
+    let stage = manual();
+    assert_eq!(stage.set(p(1), W, byte(0)), Ok(()));
+    assert_eq!(stage.flock(o(1), W), Ok(()));
+    let (sent, told) = std::sync::mpsc::channel();
+    let (of_record, of_flock) = (sent.clone(), sent);
+    let started = stage.file.posix(p(2)).timeout(SECOND).lock_callback(
+        CallbackId(1),
+        W,
+        byte(0),
+        move |result| of_record.send(errno(result)).expect("the test listens"),
+    );
+    assert!(matches!(started, Ok(Started::Waiting(_))));
+    let started =
+        stage
+            .file
+            .flock(o(2))
+            .timeout(SECOND * 2)
+            .lock_callback(CallbackId(2), W, move |result| {
+                of_flock.send(errno(result)).expect("the test listens")
+            });
+    assert!(matches!(started, Ok(Started::Waiting(_))));
+    stage.manager.advance(SECOND / 2);
+    assert!(told.try_recv().is_err(), "told too early");
+    stage.manager.advance(SECOND / 2);
+    assert_eq!(told.try_recv(), Ok(Err(Errno::ETIMEDOUT)));
+    assert_eq!(stage.waiting(), 1);
+    // One that is granted in time is told once, and its deadline is gone.
+    stage.file.flock(o(1)).unlock();
+    assert_eq!(told.try_recv(), Ok(Ok(())));
+    stage.manager.advance(SECOND * 10);
+    assert!(told.try_recv().is_err(), "told twice");
+    stage.check();
 }
