@@ -3,72 +3,11 @@
 
 mod support;
 
-use support::Mount;
-
-/// What the scripts share: locks of each kind, and children.
-const PRELUDE: &str = r#"
-import errno, fcntl, os, signal, socket, struct, sys, time
-OFD_SETLK, OFD_SETLKW = 37, 38
-def record(f, command, kind, start=0, length=0):
-    fcntl.fcntl(f, command, struct.pack("hhqqi4x", kind, 0, start, length, 0))
-def take(f, kind):
-    if kind == "posix": record(f, fcntl.F_SETLKW, fcntl.F_WRLCK)
-    elif kind == "ofd": record(f, OFD_SETLKW, fcntl.F_WRLCK)
-    else: fcntl.flock(f, fcntl.LOCK_EX)
-def child(work):
-    """A child that does `work`; returns when it has called its argument, or is about to wait in it."""
-    ready, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(ready)
-            work(lambda: os.write(tell, b"r"))
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(tell)
-    assert os.read(ready, 1) == b"r", "the child failed"
-    os.close(ready)
-    return pid
-def holder(name, kind):
-    def work(tell):
-        f = os.open(name, os.O_RDWR)
-        take(f, kind)
-        tell()
-        signal.pause()
-    return child(work)
-def waiter(name, kind):
-    def work(tell):
-        f = os.open(name, os.O_RDWR)
-        tell()
-        take(f, kind)
-        signal.pause()
-    return child(work)
-def waits(pid):
-    """Until it sleeps in a request to the server; what it asked before has been answered."""
-    for _ in range(5000):
-        with open("/proc/%d/wchan" % pid) as f:
-            if f.read() == "request_wait_answer": return
-        time.sleep(0.001)
-    sys.exit("%d does not wait" % pid)
-def end(*pids):
-    for pid in pids: os.kill(pid, signal.SIGKILL)
-    for pid in pids: os.waitpid(pid, 0)
-def refused(call, number):
-    try: call()
-    except OSError as error: assert error.errno == number, error
-    else: sys.exit("not refused")
-"#;
-
-fn python(mount: &Mount, script: &str) -> String {
-    mount.python(&format!("{PRELUDE}{script}"))
-}
+use support::{Mount, PRELUDE};
 
 fn killed_in_any_order(kind: &str, rounds: u32) {
     let mount = Mount::new();
-    python(
-        &mount,
+    mount.locking_python(
         &format!(
             r#"
 os.close(os.open("f", os.O_CREAT))
@@ -109,8 +48,7 @@ fn a_thousand_rounds_of_killed_processes_leave_nothing_flock() {
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn fu_10_a_thousand_waiters_hold_up_nobody() {
     let mount = Mount::new();
-    let out = python(
-        &mount,
+    let out = mount.locking_python(
         r#"
 kinds = ["posix", "ofd", "flock"]
 names = ["f%d" % n for n in range(20)]
@@ -152,8 +90,7 @@ while left:
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn two_hundred_interrupts_at_once_end_as_many_waits() {
     let mount = Mount::new();
-    let out = python(
-        &mount,
+    let out = mount.locking_python(
         r#"
 os.close(os.open("f", os.O_CREAT))
 class Interrupted(Exception): pass
@@ -334,10 +271,8 @@ fn at_its_limits_the_server_says_enolck_and_recovers() {
         ("--max-locks-per-owner", 20),
     ] {
         let mount = Mount::with(&[option, "20"]);
-        python(
-            &mount,
-            &format!(
-                r#"
+        mount.locking_python(&format!(
+            r#"
 f = os.open("f", os.O_RDWR | os.O_CREAT)
 for _ in range(3):
     for n in range({number}):
@@ -351,14 +286,12 @@ for _ in range(3):
     record(f, fcntl.F_SETLK, fcntl.F_WRLCK, 1000, 1)
     record(f, fcntl.F_SETLK, fcntl.F_UNLCK)
 "#
-            ),
-        );
+        ));
         mount.nothing_left();
     }
     for option in ["--max-waiters", "--max-waiters-per-file"] {
         let mount = Mount::with(&[option, "5"]);
-        python(
-            &mount,
+        mount.locking_python(
             r#"
 os.close(os.open("f", os.O_CREAT))
 for kind in "posix", "ofd", "flock":
@@ -383,8 +316,7 @@ for kind in "posix", "ofd", "flock":
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn one_blocked_lock_holds_up_nothing_in_its_folder() {
     let mount = Mount::new();
-    python(
-        &mount,
+    mount.locking_python(
         r#"
 os.mkdir("d")
 for kind in "posix", "ofd", "flock":
@@ -411,8 +343,7 @@ for kind in "posix", "ofd", "flock":
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn deadlocks_of_record_locks_are_refused_across_files_and_of_others_not() {
     let mount = Mount::new();
-    python(
-        &mount,
+    mount.locking_python(
         r#"
 def ring(kind, size):
     command = {"posix": fcntl.F_SETLKW, "ofd": OFD_SETLKW}[kind]

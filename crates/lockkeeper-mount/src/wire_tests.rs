@@ -90,6 +90,8 @@ impl Wire {
         for flag in [abi::init::POSIX_LOCKS, abi::init::FLOCK_LOCKS] {
             assert!(u64::from(out.flags) & flag != 0, "locks are taken");
         }
+        // FU-09: a timeout of requests would cut waits for locks short. (FUSE_REQUEST_TIMEOUT, bit 42.)
+        assert_eq!(out.flags2 & 1 << (42 - 32), 0, "no request times out");
         wire
     }
 

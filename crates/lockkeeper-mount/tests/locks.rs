@@ -301,6 +301,42 @@ fn mandatory_locks_hold_up_reads_and_writes_of_others() {
 
 #[test]
 #[ignore = "needs FUSE: run by cargo xtask test"]
+fn mandatory_locks_hold_up_every_way_to_change_a_file() {
+    let mount = TestMount::with(|options| options.mandatory = true);
+    std::fs::write(mount.path("x"), "0123456789").expect("writes");
+    std::fs::write(mount.path("other"), "0123456789").expect("writes");
+    let (mut p, mut q) = (client_with(&mount, "f", "x"), client_with(&mount, "f", "x"));
+    let other = mount.path("other");
+    assert_eq!(q.ask(&format!("open o {}", other.display())), "ok");
+    assert_eq!(p.ask("posix w f 2 3"), "ok");
+    // Truncation does not wait, and what lies below the new end is not its business.
+    assert_eq!(q.ask("truncate f 3"), "AGAIN");
+    assert_eq!(q.ask("truncate f 8"), "ok");
+    assert_eq!(
+        q.ask(&format!("trunc-open {}", mount.path("x").display())),
+        "AGAIN"
+    );
+    for held_up in ["allocate f 0 3", "copy o 0 f 4 2", "copy f 0 o 0 3"] {
+        q.tell(held_up);
+        assert!(q.waits(), "{held_up}");
+        assert_eq!(mount.listing()[0].waiters.len(), 1, "{held_up}");
+        assert_eq!(p.ask("posix u f 2 3"), "ok");
+        assert_eq!(q.answer(), "ok", "{held_up}");
+        assert_eq!(p.ask("posix w f 2 3"), "ok");
+    }
+    for free in ["allocate f 20 3", "copy o 0 f 5 2", "copy f 0 o 0 2"] {
+        assert_eq!(q.ask(free), "ok", "{free}");
+    }
+    // The holder may do all of it.
+    for own in ["allocate f 0 3", "copy f 0 f 20 5", "truncate f 0"] {
+        assert_eq!(p.ask(own), "ok", "{own}");
+    }
+    drop((p, q));
+    nothing_left(&mount);
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
 fn unmounting_ends_every_wait() {
     let mount = TestMount::new();
     let (mut p, mut q) = (client_with(&mount, "f", "x"), client_with(&mount, "f", "x"));

@@ -7,6 +7,62 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// What Python scripts about locks share: locks of each kind, and children.
+pub const PRELUDE: &str = r#"
+import errno, fcntl, os, signal, socket, struct, sys, time
+OFD_SETLK, OFD_SETLKW = 37, 38
+def record(f, command, kind, start=0, length=0):
+    fcntl.fcntl(f, command, struct.pack("hhqqi4x", kind, 0, start, length, 0))
+def take(f, kind):
+    if kind == "posix": record(f, fcntl.F_SETLKW, fcntl.F_WRLCK)
+    elif kind == "ofd": record(f, OFD_SETLKW, fcntl.F_WRLCK)
+    else: fcntl.flock(f, fcntl.LOCK_EX)
+def child(work):
+    """A child that does `work`; returns when it has called its argument, or is about to wait in it."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(ready)
+            work(lambda: os.write(tell, b"r"))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(tell)
+    assert os.read(ready, 1) == b"r", "the child failed"
+    os.close(ready)
+    return pid
+def holder(name, kind):
+    def work(tell):
+        f = os.open(name, os.O_RDWR)
+        take(f, kind)
+        tell()
+        signal.pause()
+    return child(work)
+def waiter(name, kind):
+    def work(tell):
+        f = os.open(name, os.O_RDWR)
+        tell()
+        take(f, kind)
+        signal.pause()
+    return child(work)
+def waits(pid):
+    """Until it sleeps in a request to the server; what it asked before has been answered."""
+    for _ in range(5000):
+        with open("/proc/%d/wchan" % pid) as f:
+            if f.read() == "request_wait_answer": return
+        time.sleep(0.001)
+    sys.exit("%d does not wait" % pid)
+def end(*pids):
+    for pid in pids: os.kill(pid, signal.SIGKILL)
+    for pid in pids: os.waitpid(pid, 0)
+def refused(call, number):
+    try: call()
+    except OSError as error: assert error.errno == number, error
+    else: sys.exit("not refused")
+"#;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
 /// A folder `source`, shown at `mnt`, in a temporary folder. Dropped, also by a panic, the server is told to
@@ -128,6 +184,11 @@ impl Mount {
     pub fn python(&self, script: &str) -> String {
         // Debian's own, which has the modules that are packaged.
         self.succeed(&["/usr/bin/python3", "-c", script])
+    }
+
+    /// The same with what [`PRELUDE`] defines.
+    pub fn locking_python(&self, script: &str) -> String {
+        self.python(&format!("{PRELUDE}{script}"))
     }
 
     fn succeed(&self, command: &[&str]) -> String {

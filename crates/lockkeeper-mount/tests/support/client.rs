@@ -117,7 +117,8 @@ impl Drop for Client {
 ///
 /// Commands: `open NAME PATH`, `dup NAME NEW`, `close NAME`, `fork` (a child that holds everything open
 /// until `reap`), `reap`, `posix|ofd KIND[w] NAME START LEN`, `get|oget KIND NAME START LEN`,
-/// `flock KIND[w] NAME`, `read NAME OFFSET`, `nonblock NAME`, `alarm` (SIGUSR1 ends
+/// `flock KIND[w] NAME`, `read NAME OFFSET`, `truncate NAME SIZE`, `trunc-open PATH`, `allocate NAME START LEN`,
+/// `copy NAME START TO AT LEN`, `nonblock NAME`, `alarm` (SIGUSR1 ends
 /// calls from now on; the answer is the thread to send it to). Answers: `ok`, an errno, or what was asked.
 pub fn client_main() {
     if std::env::var_os(VARIABLE).is_none() {
@@ -178,6 +179,27 @@ pub fn client_main() {
             }
             ["flock", kind, name] => flock(&files[name], kind),
             ["read", name, offset] => read_at(&files[name], offset),
+            ["truncate", name, size] => files[name]
+                .set_len(size.parse().expect("number"))
+                .map(|()| "ok".into()),
+            ["trunc-open", path] => File::create(path).map(|_| "ok".into()),
+            ["allocate", name, start, len] => rustix::fs::fallocate(
+                &files[name],
+                rustix::fs::FallocateFlags::KEEP_SIZE,
+                start.parse().expect("number"),
+                len.parse().expect("number"),
+            )
+            .map(|()| "ok".into())
+            .map_err(Into::into),
+            ["copy", from, start, to, at, len] => rustix::fs::copy_file_range(
+                &files[from],
+                Some(&mut start.parse().expect("number")),
+                &files[to],
+                Some(&mut at.parse().expect("number")),
+                len.parse().expect("number"),
+            )
+            .map(|_| "ok".into())
+            .map_err(Into::into),
             ["nonblock", name] => {
                 rustix::fs::fcntl_setfl(&files[name], rustix::fs::OFlags::NONBLOCK)
                     .map(|()| "ok".into())
