@@ -146,14 +146,18 @@ impl FileHandle {
             files.iter().map(|file| lock(&file.table)).collect();
         let index_of =
             |file: &Arc<File>| files.binary_search_by_key(&place(file), |file| place(file));
+        let mut waiting = owner;
         for step in cycle {
             let table = &tables[index_of(&step.wait.file).ok()?];
+            // The registry knows owners by their hashes alone.
             let mut holds = false;
+            let is_its = table.waiting(step.wait.id).ok()?.0.owner() == waiting;
+            waiting = &step.waits_for;
             table.visit_blockers(step.wait.id, &mut |blocker, edge| {
                 holds = *blocker == step.waits_for && edge == step.edge;
                 !holds
             });
-            if !holds {
+            if !holds || !is_its {
                 return None;
             }
         }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::handle::FileHandle;
 use super::timer::{Due, TimerKey};
-use super::wait::{Ask, Outcome, TaskWait, Ticket};
+use super::wait::{Ask, Outcome, Sleeper, TaskWait, Ticket};
 use crate::error::LockError;
 use crate::lock::{LockType, WaiterId};
 use crate::range::Range;
@@ -75,10 +75,11 @@ impl LockFuture {
         }
         let wait = Arc::new(TaskWait::new(cx.waker().clone()));
         self.state = State::Done;
-        match self
-            .file
-            .begin(&self.ask, Ticket::Task(wait.clone()), false)
-        {
+        match self.file.begin(
+            &self.ask,
+            Ticket::Sleeper(Sleeper::Task(wait.clone())),
+            false,
+        ) {
             Ok(Lock::Granted(_)) => Poll::Ready(Ok(())),
             Err((error, _)) => Poll::Ready(Err(error)),
             Ok(Lock::Waiting(id)) => {

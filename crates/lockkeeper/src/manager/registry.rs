@@ -23,8 +23,11 @@ pub(crate) struct Wait {
     pub(crate) id: WaiterId,
 }
 
+/// The owner is kept as its hash, which is half the size. Two owners with one hash
+/// would make a search follow a wait that is not its owner's, so whoever acts on
+/// what it found asks the table for the owner.
 struct Entry {
-    owner: Owner,
+    owner_hash: u64,
     wait: Wait,
 }
 
@@ -57,14 +60,13 @@ impl Registry {
     #[inline]
     pub(crate) fn is_waiting(&self, owner: &Owner) -> bool {
         let hash = self.hash(owner);
-        self.waiting[hash as usize % SLOTS].load(Ordering::SeqCst) != 0
-            && self.is_listed(hash, owner)
+        self.waiting[hash as usize % SLOTS].load(Ordering::SeqCst) != 0 && self.is_listed(hash)
     }
 
     #[cold]
-    fn is_listed(&self, hash: u64, owner: &Owner) -> bool {
+    fn is_listed(&self, hash: u64) -> bool {
         let shard = lock(self.shard(hash));
-        shard.find(hash, |entry| entry.owner == *owner).is_some()
+        shard.find(hash, |entry| entry.owner_hash == hash).is_some()
     }
 
     fn shard(&self, hash: u64) -> &Mutex<HashTable<Entry>> {
@@ -79,13 +81,13 @@ impl Registry {
         shard.insert_unique(
             hash,
             Entry {
-                owner: owner.clone(),
+                owner_hash: hash,
                 wait: Wait {
                     file: file.clone(),
                     id,
                 },
             },
-            |entry| self.hash(&entry.owner),
+            |entry| entry.owner_hash,
         );
     }
 
@@ -93,7 +95,7 @@ impl Registry {
         let hash = self.hash(owner);
         let mut shard = lock(self.shard(hash));
         let found = shard.find_entry(hash, |entry| {
-            entry.wait.id == id && Arc::ptr_eq(&entry.wait.file, file) && entry.owner == *owner
+            entry.wait.id == id && Arc::ptr_eq(&entry.wait.file, file)
         });
         if let Ok(entry) = found {
             let (entry, _) = entry.remove();
@@ -112,7 +114,7 @@ impl Registry {
         let hash = self.hash(owner);
         let shard = lock(self.shard(hash));
         for entry in shard.iter_hash(hash) {
-            if entry.owner == *owner {
+            if entry.owner_hash == hash {
                 visit(entry.wait.clone());
             }
         }

@@ -33,9 +33,14 @@ pub(crate) type Outcome = Result<(), LockError>;
 
 /// What waits behind a request.
 pub(crate) enum Ticket {
+    Sleeper(Sleeper),
+    Callback(CallbackId, Deliver),
+}
+
+/// Apart, so that a ticket needs no word to tell its kinds apart.
+pub(crate) enum Sleeper {
     Thread(Arc<ThreadWait>),
     Task(Arc<TaskWait>),
-    Callback(CallbackId, Deliver),
 }
 
 impl Ticket {
@@ -48,8 +53,8 @@ impl Ticket {
     /// before it: a task may have gone, and gives it back.
     fn deliver_grant(self, outcome: Outcome, before: Vec<(Range, LockType)>) {
         match self {
-            Ticket::Thread(wait) => wait.finish(outcome),
-            Ticket::Task(wait) => wait.finish(outcome, before),
+            Ticket::Sleeper(Sleeper::Thread(wait)) => wait.finish(outcome),
+            Ticket::Sleeper(Sleeper::Task(wait)) => wait.finish(outcome, before),
             Ticket::Callback(_, deliver) => call(move || deliver(outcome)),
         }
     }
@@ -58,8 +63,8 @@ impl Ticket {
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Ticket::Thread(_) => "Thread",
-            Ticket::Task(_) => "Task",
+            Ticket::Sleeper(Sleeper::Thread(_)) => "Thread",
+            Ticket::Sleeper(Sleeper::Task(_)) => "Task",
             Ticket::Callback(..) => "Callback",
         })
     }
@@ -282,7 +287,7 @@ impl News {
         }
         for slot in &mut self.offers {
             *slot = match table.next_offer() {
-                Some((_, Ticket::Thread(wait))) => Some(wait.clone()),
+                Some((_, Ticket::Sleeper(Sleeper::Thread(wait)))) => Some(wait.clone()),
                 _ => break,
             };
             any = true;
@@ -452,7 +457,7 @@ impl FileHandle {
             }
             Some(timeout) => (Instant::now().checked_add(timeout), None),
         };
-        let id = match self.begin(ask, Ticket::Thread(wait.clone()), true) {
+        let id = match self.begin(ask, Ticket::Sleeper(Sleeper::Thread(wait.clone())), true) {
             Ok(Lock::Granted(_)) => return Ok(()),
             Ok(Lock::Waiting(id)) => id,
             Err((error, _)) => return Err(error),
