@@ -271,7 +271,8 @@ mod tests {
     fn every_form_of_struct_flock_gives_the_range_the_kernel_gives() {
         use RangeError::{NegativeStart, PastEnd};
         let end = OFFSET_MAX;
-        let cases: &[(Whence, i64, i64, Result<(u64, u64), RangeError>)] = &[
+        type Case = (Whence, i64, i64, Result<(u64, u64), RangeError>);
+        let cases: &[Case] = &[
             (Whence::Start, 0, 0, Ok((0, end))),
             (Whence::Start, 0, 1, Ok((0, 0))),
             (Whence::Start, 10, -5, Ok((5, 9))),
