@@ -18,6 +18,9 @@
 //!   When both are granted at once, the order decides what is left.
 //! - *taker*: an OFD lock through a description through which another process has set one. Which of the two
 //!   a merged lock names is not defined.
+//! - *number*: a restarted call whose descriptor has been closed, and a further descriptor of a description
+//!   through which a call waits whose own descriptor has been closed. The number of the descriptor, by which
+//!   the kernel looks for it again, may have been given anew.
 //!
 //! Where an answer may differ though the step is fair, the comparison accepts exactly this. [`Freedom`]
 //! names the rules; after the last three the sides are in different states and the script ends:
@@ -124,6 +127,8 @@ pub enum Avoided {
     OwnOverlap,
     /// A second process that sets OFD locks through a description.
     Taker,
+    /// The number of a closed descriptor, given anew.
+    Number,
 }
 
 impl fmt::Display for Freedom {
@@ -145,6 +150,7 @@ impl fmt::Display for Avoided {
             Self::End => "end",
             Self::OwnOverlap => "own overlap",
             Self::Taker => "taker",
+            Self::Number => "number",
         })
     }
 }
@@ -185,6 +191,8 @@ pub struct Request {
     pub process: Actor,
     /// The file.
     pub file: FileName,
+    /// The descriptor through which it asks.
+    pub fd: Descriptor,
     /// The open file description.
     pub description: usize,
     /// The kind of lock.
@@ -481,6 +489,7 @@ impl Scene {
             actor: actor.clone(),
             process: self.census.process_name(actor)?.clone(),
             file: opened.file.clone(),
+            fd: fd.clone(),
             description: opened.description,
             kind,
             lock_type,
@@ -498,8 +507,18 @@ impl Scene {
                 .requests
                 .iter()
                 .find(|request| request.actor == *actor)?;
+            if self.is_closed(its) {
+                return Some(Avoided::Number);
+            }
             let mut others = self.requests.iter().filter(|other| other.file == its.file);
             return (others.nth(1).is_some()).then_some(Avoided::Restart);
+        }
+        if let Verb::Dup { fd, .. } = verb {
+            let description = self.census.opened(actor, fd)?.description;
+            let process = self.census.process_name(actor)?;
+            let mut own = self.requests.iter().filter(|its| its.process == *process);
+            let is_again = own.any(|its| its.description == description && self.is_closed(its));
+            return is_again.then_some(Avoided::Number);
         }
         if matches!(verb, Verb::Exit | Verb::Kill | Verb::Exec) {
             let process = self.census.process_name(actor)?;
@@ -541,6 +560,12 @@ impl Scene {
             }
             _ => None,
         }
+    }
+
+    /// Whether the descriptor of a request has been closed while it waits.
+    fn is_closed(&self, request: &Request) -> bool {
+        let opened = self.census.opened(&request.actor, &request.fd);
+        opened.is_none_or(|opened| opened.description != request.description)
     }
 
     /// Whether others on the file of a request may overtake each other when its process ends.

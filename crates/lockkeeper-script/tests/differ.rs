@@ -377,6 +377,14 @@ waiting d => flock read B
         6,
         "C waits as well"
     );
+    let with_thread = waits.replace("B flock", "B thread T\nB flock");
+    let closed = format!("{with_thread}T dup f g\nT close f\n");
+    assert_eq!(count(&closed), 7);
+    assert_eq!(
+        count(&format!("{closed}B signal restart\nT dup g h")),
+        7,
+        "the number of the closed descriptor may be another's"
+    );
     assert_eq!(
         count(&format!("{waits}B close f\nD fork D")),
         4,
