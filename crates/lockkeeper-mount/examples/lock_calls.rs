@@ -7,7 +7,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -19,10 +18,14 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Measurements are taken in turns, so that whatever else the machine does hits all alike; what is shown is
-/// the median of the rounds.
-const ROUNDS: usize = 60;
-const CALLS: u32 = 1000;
+/// Measurements are taken in phases, in each of which every load has its turn, so that whatever else the
+/// machine does hits all alike. A load's figure is the median of its calls in a phase, and of the phases the
+/// quietest.
+const PHASES: usize = 10;
+/// How many measurements of a load there are in a phase.
+const TURNS: usize = 2000;
+/// How many calls of one load follow each other where they are not to be mixed with another's.
+const RUN: usize = 200;
 const WAITERS: usize = 1000;
 
 fn main() -> Result<(), Failure> {
@@ -109,7 +112,7 @@ impl Bindfs {
     fn mount(source: &Path, mountpoint: &Path) -> Result<Bindfs, Failure> {
         fs::create_dir_all(mountpoint)?;
         let status = Command::new("bindfs")
-            .arg("--enable-lock-forwarding")
+            .args(["--multithreaded", "--enable-lock-forwarding"])
             .args([source, mountpoint])
             .status()?;
         match status.success() {
@@ -125,70 +128,96 @@ impl Drop for Bindfs {
     }
 }
 
-/// One thing that is measured: makes `CALLS` calls.
+/// One thing that is measured.
 struct Load<'a> {
     name: &'static str,
-    calls: Box<dyn Fn() -> io::Result<()> + 'a>,
-    rounds: Vec<f64>,
+    /// How many calls `make` makes.
+    calls: f64,
+    make: Box<dyn Fn() -> rustix::io::Result<()> + 'a>,
+    microseconds: Vec<f64>,
+    phases: Vec<f64>,
 }
 
 impl<'a> Load<'a> {
-    fn new(name: &'static str, calls: impl Fn() -> io::Result<()> + 'a) -> Load<'a> {
+    fn new(
+        name: &'static str,
+        calls: f64,
+        make: impl Fn() -> rustix::io::Result<()> + 'a,
+    ) -> Load<'a> {
         Load {
             name,
-            calls: Box::new(calls),
-            rounds: Vec::new(),
+            calls,
+            make: Box::new(make),
+            microseconds: Vec::with_capacity(TURNS),
+            phases: Vec::new(),
         }
     }
 
-    fn median(&self) -> f64 {
-        let mut sorted = self.rounds.clone();
+    /// A lock and an unlock, which are two calls.
+    fn pair(
+        name: &'static str,
+        lock: impl Fn(FlockOperation) -> rustix::io::Result<()> + 'a,
+    ) -> Load<'a> {
+        Load::new(name, 2.0, move || {
+            lock(FlockOperation::NonBlockingLockExclusive)?;
+            lock(FlockOperation::NonBlockingUnlock)
+        })
+    }
+
+    fn turn(&mut self) -> rustix::io::Result<()> {
+        let begin = Instant::now();
+        (self.make)()?;
+        let took = begin.elapsed().as_secs_f64() * 1e6;
+        self.microseconds.push(took / self.calls);
+        Ok(())
+    }
+
+    fn end_phase(&mut self) {
+        self.microseconds.sort_by(f64::total_cmp);
+        let middle = self.microseconds.get(self.microseconds.len() / 2);
+        self.phases.extend(middle);
+        self.microseconds.clear();
+    }
+
+    fn result(&self) -> f64 {
+        self.phases.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// What it is in the middle one of the phases.
+    fn typical(&self) -> f64 {
+        let mut sorted = self.phases.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
     }
+
+    fn print(&self) {
+        println!(
+            "{:<58} {:>8.2} µs  (middle phase {:.2} µs)",
+            self.name,
+            self.result(),
+            self.typical()
+        );
+    }
 }
 
-fn in_turns(loads: &mut [Load<'_>]) -> io::Result<()> {
-    for round in 0..=ROUNDS {
-        for load in &mut *loads {
-            let begin = Instant::now();
-            (load.calls)()?;
-            let each = begin.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS);
-            // The first round is for warming up.
-            if round > 0 {
-                load.rounds.push(each);
+/// Measures the loads, each `run` times in a row and then the next, and returns what came of each.
+fn in_turns(loads: &mut [Load<'_>], run: usize) -> rustix::io::Result<Vec<f64>> {
+    for load in loads.iter_mut() {
+        // To warm up, and to make the caller known to the server.
+        (load.make)()?;
+    }
+    for _ in 0..PHASES {
+        for _ in 0..TURNS / run {
+            for load in loads.iter_mut() {
+                for _ in 0..run {
+                    load.turn()?;
+                }
             }
         }
+        loads.iter_mut().for_each(Load::end_phase);
     }
-    for load in &*loads {
-        println!("{:<58} {:>8.2} µs", load.name, load.median());
-    }
-    Ok(())
-}
-
-/// A lock and an unlock are two calls.
-fn pairs(lock: impl Fn(FlockOperation) -> rustix::io::Result<()>) -> io::Result<()> {
-    for _ in 0..CALLS / 2 {
-        lock(FlockOperation::NonBlockingLockExclusive)?;
-        lock(FlockOperation::NonBlockingUnlock)?;
-    }
-    Ok(())
-}
-
-/// An unlock by somebody who holds nothing: the whole way to the server and back, and nothing done there.
-fn empty(file: &File) -> io::Result<()> {
-    for _ in 0..CALLS {
-        flock(file, FlockOperation::NonBlockingUnlock)?;
-    }
-    Ok(())
-}
-
-/// close(2) of a duplicate sends FLUSH, which has nothing to do for whoever holds no lock.
-fn flushes(file: &File) -> io::Result<()> {
-    for _ in 0..CALLS {
-        drop(file.as_fd().try_clone_to_owned()?);
-    }
-    Ok(())
+    loads.iter().for_each(Load::print);
+    Ok(loads.iter().map(Load::result).collect())
 }
 
 fn ratio(what: &str, of: f64, to: f64, goal: f64) {
@@ -216,98 +245,94 @@ fn measure() -> Result<(), Failure> {
         }
     };
 
+    // An unlock by somebody who holds nothing goes the whole way to the server and back, and nothing is done
+    // there. So does the FLUSH that closing a duplicate sends.
+    let medians = in_turns(
+        &mut [
+            Load::new("empty round trip: flock unlock of nothing", 1.0, || {
+                flock(&other, FlockOperation::NonBlockingUnlock)
+            }),
+            Load::new("empty round trip: fcntl unlock of nothing", 1.0, || {
+                fcntl_lock(&other, FlockOperation::NonBlockingUnlock)
+            }),
+            Load::new("empty round trip: dup, close (FLUSH)", 1.0, || {
+                rustix::io::dup(&other).map(drop)
+            }),
+            Load::pair("fcntl lock, unlock: one call", |operation| {
+                fcntl_lock(&file, operation)
+            }),
+            Load::pair("flock lock, unlock: one call", |operation| {
+                flock(&file, operation)
+            }),
+        ],
+        1,
+    )?;
+    let [empty, _, _, by_fcntl, by_flock] = medians[..] else {
+        return Err("not all was measured".into());
+    };
+
+    println!();
     let mut loads = vec![
-        Load::new("empty round trip (an unlock of nothing)", || empty(&other)),
-        Load::new("empty round trip (dup, close: FLUSH)", || flushes(&other)),
-        Load::new("fcntl lock, unlock: one call", || {
-            pairs(|operation| fcntl_lock(&file, operation))
+        Load::pair("fcntl, the file system below: one call", |operation| {
+            fcntl_lock(&below, operation)
         }),
-        Load::new("flock lock, unlock: one call", || {
-            pairs(|operation| flock(&file, operation))
-        }),
-        Load::new("fcntl, the file system below: one call", || {
-            pairs(|operation| fcntl_lock(&below, operation))
+        Load::pair("fcntl, this mount: one call", |operation| {
+            fcntl_lock(&file, operation)
         }),
     ];
     if let Some(forwarded) = &forwarded {
-        loads.push(Load::new(
+        loads.push(Load::pair(
             "fcntl, bindfs with lock forwarding: one call",
-            move || pairs(|operation| fcntl_lock(forwarded, operation)),
-        ));
-        loads.push(Load::new(
-            "flock, bindfs with lock forwarding: one call",
-            move || pairs(|operation| flock(forwarded, operation)),
+            move |operation| fcntl_lock(forwarded, operation),
         ));
     }
-    in_turns(&mut loads)?;
-    let medians: Vec<f64> = loads.iter().map(Load::median).collect();
+    let beside = in_turns(&mut loads, RUN)?;
+    let typical: Vec<f64> = loads.iter().map(Load::typical).collect();
     drop(loads);
 
     let (held, contended) = (create(&mountpoint, "held")?, mountpoint.join("held"));
     flock(&held, FlockOperation::LockExclusive)?;
     println!();
-    // With and without waiters in turns, too: five times each.
-    let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        for is_waited_for in [false, true] {
-            let waiters = match is_waited_for {
-                true => Some(Helper::start(&[
-                    "wait",
-                    &text(&contended),
-                    &WAITERS.to_string(),
-                ])?),
-                false => None,
-            };
-            let target = if is_waited_for {
-                &mut with
-            } else {
-                &mut without
-            };
-            for _ in 0..ROUNDS / 5 {
-                let begin = Instant::now();
-                pairs(|operation| fcntl_lock(&file, operation))?;
-                target.push(begin.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS));
-            }
-            drop(waiters);
-        }
-    }
-    let median = |values: &mut Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    let (without, with) = (median(&mut without), median(&mut with));
-    println!("{:<58} {without:>8.2} µs", "fcntl, nobody waits: one call");
-    println!(
-        "{:<58} {with:>8.2} µs",
-        "fcntl, 1,000 wait on another file: one call"
+    // With and without waiters in turns, too.
+    let mut alone = Load::pair("fcntl, nobody waits: one call", |operation| {
+        fcntl_lock(&file, operation)
+    });
+    let mut crowded = Load::pair(
+        "fcntl, 1,000 wait for another lock: one call",
+        |operation| fcntl_lock(&file, operation),
     );
+    for _ in 0..PHASES {
+        for _ in 0..TURNS {
+            alone.turn()?;
+        }
+        alone.end_phase();
+        let waiters = Helper::start(&["wait", &text(&contended), &WAITERS.to_string()])?;
+        for _ in 0..TURNS {
+            crowded.turn()?;
+        }
+        crowded.end_phase();
+        drop(waiters);
+    }
+    alone.print();
+    crowded.print();
 
     println!();
-    ratio("fcntl call / empty round trip", medians[2], medians[0], 1.2);
-    ratio("flock call / empty round trip", medians[3], medians[0], 1.2);
-    if let [.., fcntl, flock] = medians[..]
-        && forwarded.is_some()
-    {
-        ratio(
-            "fcntl call / bindfs with lock forwarding",
-            medians[2],
-            fcntl,
-            0.5,
-        );
-        ratio(
-            "flock call / bindfs with lock forwarding",
-            medians[3],
-            flock,
-            0.5,
-        );
+    ratio("fcntl call / empty round trip", by_fcntl, empty, 1.2);
+    ratio("flock call / empty round trip", by_flock, empty, 1.2);
+    for (phase, figures) in [("middle", &typical), ("quietest", &beside)] {
+        if let [_, here, there] = figures[..] {
+            let what = format!("fcntl call / bindfs with lock forwarding, {phase} phase");
+            ratio(&what, here, there, 0.5);
+        }
     }
     ratio(
         "fcntl call with 1,000 waiters / with none",
-        with,
-        without,
+        crowded.result(),
+        alone.result(),
         2.0,
     );
     io::stdout().flush()?;
+    drop((alone, crowded));
     drop((held, file, other, forwarded, bindfs, server));
     Ok(())
 }

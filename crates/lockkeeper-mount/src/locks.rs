@@ -11,10 +11,10 @@
 //! must wait keeps its [`DeferredReply`] and returns. Replies may be sent from any thread, also from
 //! within the call that handed them over.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use hashbrown::HashMap;
 use rustix::io::Errno;
 
 use crate::abi;
@@ -368,13 +368,10 @@ impl LockDesk {
             let result = self.unlock(unique, file, caller, &asked);
             return self.device.reply(unique, result.map(|()| &[][..]));
         }
-        let kind = self.kind_of(&asked, caller);
-        let owner = lock(&self.ledger.0)
-            .owners
-            .resolve(asked.handle, file, asked.value, kind);
+        let owner = self.resolve(&asked, file, caller);
         let request = asked.request(unique, file, owner, caller.tid);
         if wait {
-            let process_wait = (kind == OwnerKind::Process).then_some(Wait {
+            let process_wait = (owner.kind == OwnerKind::Process).then_some(Wait {
                 handle: asked.handle,
                 file,
                 value: asked.value,
@@ -414,6 +411,21 @@ impl LockDesk {
                 .service
                 .setlk(&asked.request(unique, file, owner, caller.tid)),
         }
+    }
+
+    fn resolve(&self, asked: &Asked, file: FileId, caller: &Caller) -> Owner {
+        let (handle, value) = (asked.handle, asked.value);
+        if !asked.flock
+            && let Some(owner) = lock(&self.ledger.0)
+                .owners
+                .resolve_known(handle, file, value)
+        {
+            return owner;
+        }
+        // Not under the lock: it may take a look at the caller.
+        let kind = self.kind_of(asked, caller);
+        let owners = &mut lock(&self.ledger.0).owners;
+        owners.resolve(handle, file, value, kind)
     }
 
     fn kind_of(&self, asked: &Asked, caller: &Caller) -> OwnerKind {

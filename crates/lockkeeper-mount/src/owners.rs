@@ -32,7 +32,7 @@
 //!    locks there too: its FLUSH got lost, or rule 4 guessed wrong. A process that has taken locks
 //!    through another handle since keeps them (FLUSH on `h` ended its use of `h`).
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use crate::locks::{FileId, HandleId};
 
@@ -85,6 +85,8 @@ struct Uses {
 struct Process {
     id: u64,
     files: HashMap<FileId, Uses>,
+    /// A use that is noted below, for the quick answer.
+    last_used: Option<(HandleId, FileId)>,
 }
 
 /// All owners that have locks, wait for some, or may have either.
@@ -164,11 +166,33 @@ impl Owners {
         Owner { kind, id }
     }
 
+    /// The owner of a request for a lock, where the kind of the value is known; notes the use.
+    pub fn resolve_known(
+        &mut self,
+        handle: HandleId,
+        file: FileId,
+        value: OwnerValue,
+    ) -> Option<Owner> {
+        // By far the most requests are by a process that has locked through the handle before.
+        if let Some(process) = self.processes.get(&value)
+            && process.last_used == Some((handle, file))
+        {
+            return Some(Owner {
+                kind: OwnerKind::Process,
+                id: process.id,
+            });
+        }
+        let kind = self.known_kind(handle, value)?;
+        Some(self.resolve(handle, file, value, kind))
+    }
+
     fn note_use(&mut self, handle: HandleId, file: FileId, value: OwnerValue, id: u64) {
         let process = self.processes.entry(value).or_insert_with(|| Process {
             id,
             files: HashMap::new(),
+            last_used: None,
         });
+        process.last_used = Some((handle, file));
         let uses = process.files.entry(file).or_default();
         if !uses.handles.contains(&handle) {
             uses.handles.push(handle);
@@ -207,6 +231,7 @@ impl Owners {
     pub fn flush(&mut self, file: FileId, value: OwnerValue) -> Option<Loss> {
         let process = self.processes.get_mut(&value)?;
         let id = process.id;
+        process.last_used = None;
         let uses = process.files.get_mut(&file)?;
         for handle in std::mem::take(&mut uses.handles) {
             self.end_use(handle, value);
@@ -241,6 +266,7 @@ impl Owners {
                 continue;
             };
             let id = process.id;
+            process.last_used = None;
             let Some(uses) = process.files.get_mut(&file) else {
                 continue;
             };
@@ -296,6 +322,10 @@ impl Owners {
         for (value, process) in &self.processes {
             assert!(!process.files.is_empty(), "{value:?} has no use");
             assert!(process.id <= self.last_id);
+            if let Some((handle, file)) = process.last_used {
+                let uses = &process.files[&file];
+                assert!(uses.handles.contains(&handle), "{value:?} has no such use");
+            }
             for (file, uses) in &process.files {
                 assert!(
                     !uses.handles.is_empty() || uses.waits > 0,
@@ -548,7 +578,9 @@ mod tests {
                     Step::Lock { handle, value, kind } => {
                         let (handle, value, file) = (HandleId(handle), OwnerValue(value), file(handle));
                         let kind = owners.known_kind(handle, value).unwrap_or(kind);
+                        let known = owners.resolve_known(handle, file, value);
                         let owner = owners.resolve(handle, file, value, kind);
+                        prop_assert!(known.is_none_or(|known| known == owner));
                         prop_assert_eq!(owners.peek(handle, value, kind), Some(owner));
                     }
                     Step::WaitBegins { handle, value } => {

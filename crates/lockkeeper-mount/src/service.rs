@@ -17,11 +17,11 @@
 //! goes from the last used one straight to the file's own table. The manager frees a file's state with
 //! its last handle, lock and waiter.
 
-use std::collections::HashMap;
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use lockkeeper::table::{BlockedBy, Request, Snapshot};
 use lockkeeper::{
     CallbackId, FileHandle, LockError, LockInfo, LockManager, LockType, OpenFileId, ProcessId,

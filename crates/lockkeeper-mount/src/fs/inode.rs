@@ -5,11 +5,12 @@
 //! inode below, so (device, inode number) stays its identity for as long as it is here, renamed or
 //! unlinked as it may be. That identity is also what its locks are kept under.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hashbrown::HashMap;
 use rustix::io::Errno;
 
 use crate::abi::ROOT_ID;
