@@ -52,7 +52,7 @@ impl WaitGraph for Waits<'_> {
 
 fn kind_of(table: &Table<Ticket>, id: WaiterId) -> Option<LockKind> {
     let (request, _) = table.waiting(id).ok()?;
-    Some(request.info().kind)
+    Some(request.kind())
 }
 
 /// What to do about a cycle.
