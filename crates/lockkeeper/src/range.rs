@@ -150,6 +150,9 @@ impl Range {
     /// [`RangeError::PastEnd`] (EOVERFLOW) if `start` lies past [`OFFSET_MAX`],
     /// or `end` does and is not `u64::MAX`.
     pub const fn from_wire(start: u64, end: u64) -> Result<Range, RangeError> {
+        if start > OFFSET_MAX {
+            return Err(RangeError::PastEnd);
+        }
         Range::new(start, if end == u64::MAX { OFFSET_MAX } else { end })
     }
 
@@ -318,7 +321,10 @@ mod tests {
             Range::from_wire(3, OFFSET_MAX + 1),
             Err(RangeError::PastEnd)
         );
-        assert_eq!(Range::from_wire(u64::MAX, u64::MAX), Err(RangeError::Empty));
+        assert_eq!(
+            Range::from_wire(u64::MAX, u64::MAX),
+            Err(RangeError::PastEnd)
+        );
         assert_eq!(Range::from_wire(4, 3), Err(RangeError::Empty));
     }
 

@@ -9,14 +9,17 @@
 //! manager returns.
 //!
 //! # Panics
-//! A panic of such code is the embedder's, and nobody may be left asleep because
-//! of it. It is held back until all news has been brought and then goes on, in
-//! whoever made the news. Of several the first is kept.
+//! A panic of such code is the embedder's. The panic hook reports it, and it goes
+//! no further: the thread that makes the news is a stranger to whose callback it
+//! calls, perhaps the timer's, and must neither end for it nor leave a wait of its
+//! own half begun.
+//!
+//! Wakers are called at once, also within a callback, since a thread may sleep in
+//! one until its task is woken. They do not grant anything.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::sync::thread_local;
 
@@ -42,15 +45,13 @@ pub(crate) fn call(foreign: impl FnOnce() + 'static) {
     let Some(foreign) = foreign else {
         return;
     };
-    let mut panics = Panics::default();
-    panics.hold(foreign);
+    guard(foreign);
     // A thread that is ending has no queue any more, and calls right away.
     if is_nested.is_ok() {
         while let Some(next) = next() {
-            panics.hold(next);
+            guard(next);
         }
     }
-    panics.go_on();
 }
 
 /// The next call that was put off; ends the queue where there is none.
@@ -66,24 +67,9 @@ fn next() -> Option<Box<dyn FnOnce()>> {
     next.unwrap_or(None)
 }
 
-/// The first panic of several calls.
-#[derive(Default)]
-pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
-
-impl Panics {
-    /// Makes a call and holds its panic back.
-    pub(crate) fn hold(&mut self, call: impl FnOnce()) {
-        // What the call leaves behind broken is its own; the manager's state is
-        // under mutexes that no foreign code runs under.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-            self.0.get_or_insert(panic);
-        }
-    }
-
-    /// Lets the first go on.
-    pub(crate) fn go_on(self) {
-        if let Some(panic) = self.0 {
-            resume_unwind(panic);
-        }
-    }
+/// Calls foreign code, whose panic ends here.
+pub(crate) fn guard(call: impl FnOnce()) {
+    // What the call leaves behind broken is its own; the manager's state is under
+    // mutexes that no foreign code runs under. The panic hook has reported it.
+    let _ = catch_unwind(AssertUnwindSafe(call));
 }

@@ -37,7 +37,7 @@ impl WaitGraph for Waits<'_> {
         let table = lock(&wait.file.table);
         let is_record = matches!(
             kind_of(&table, wait.id),
-            Some(LockKind::Posix | LockKind::Ofd)
+            Some(LockKind::Posix | LockKind::Ofd | LockKind::Access)
         );
         if self.records_only && !is_record {
             return;
@@ -95,13 +95,13 @@ impl FileHandle {
             file: self.file.clone(),
             id,
         };
-        let (owner, is_posix) = {
+        let (owner, may_be_refused) = {
             let table = lock(&self.file.table);
             let (request, _) = table.waiting(id).ok()?;
-            let is_posix = request.info().kind == LockKind::Posix;
-            (request.owner().clone(), is_posix)
+            let is_record = matches!(request.kind(), LockKind::Posix | LockKind::Access);
+            (request.owner().clone(), is_record)
         };
-        if is_posix && owner.is_refused_deadlock() {
+        if may_be_refused && owner.is_refused_deadlock() {
             let mut graph = Waits {
                 shared: &self.shared,
                 records_only: true,
@@ -190,8 +190,8 @@ pub struct CycleStep {
 }
 
 impl LockManager {
-    /// Every cycle of owners that wait for each other, each once: those of open
-    /// file descriptions and of flock, which nobody is refused for (fcntl(2),
+    /// Cycles of owners that wait for each other, at least one through each wait
+    /// that is in any: those of open file descriptions and of flock, which nobody is refused for (fcntl(2),
     /// flock(2)). Visits every file; a report of one moment a file.
     pub fn find_deadlocks(&self) -> Vec<Cycle> {
         let mut waits = Vec::new();

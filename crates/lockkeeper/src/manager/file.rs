@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::wait::Ticket;
-use crate::sync::{AtomicUsize, Mutex};
+use crate::sync::{AtomicU32, AtomicUsize, Mutex};
 use crate::table::Table;
 
 /// Names a file: device and inode, or any two numbers that its server chooses.
@@ -54,6 +54,8 @@ pub(crate) struct File {
     pub(crate) id: FileId,
     /// Open handles; counted up under the map's shard alone.
     pub(crate) handles: AtomicUsize,
+    /// 1 while the timer has a deadline for its leases.
+    pub(crate) has_lease_timer: AtomicU32,
     pub(crate) table: Mutex<Table<Ticket>>,
     _apart: [u64; 2],
 }
@@ -63,6 +65,7 @@ impl File {
         File {
             id,
             handles: AtomicUsize::new(0),
+            has_lease_timer: AtomicU32::new(0),
             table: Mutex::new(Table::new()),
             _apart: [0; 2],
         }

@@ -146,7 +146,7 @@ impl FileHandle {
         let mut table = lock(&self.file.table);
         let result = table.try_lock(request, cx);
         if table.has_waiters() && self.is_news(&table, request.owner()) {
-            self.bring_news(table, result.is_ok().then(|| request.owner()));
+            self.bring_news(table, result.is_ok().then_some(request));
         } else {
             drop(table);
         }
@@ -194,8 +194,9 @@ impl FileHandle {
         &self,
         call: impl FnOnce(&mut Table<Ticket>, crate::table::Context<'_>) -> R,
     ) -> R {
-        let cx = self.shared.context(self.shared.clock.now());
+        // The time under the mutex, so that it runs forwards for the table.
         let mut table = lock(&self.file.table);
+        let cx = self.shared.context(self.shared.clock.now());
         let result = call(&mut table, cx);
         self.bring_news(table, None);
         result

@@ -15,7 +15,7 @@ use super::file::File;
 use super::handle::FileHandle;
 use crate::error::LockError;
 use crate::lock::{Time, WaiterId};
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Mutex, Ordering, lock};
 
 /// What to do when a deadline has come.
 #[derive(Clone)]
@@ -98,8 +98,8 @@ impl Shared {
         #[cfg(not(loom))]
         if matches!(self.clock, super::clock::Clock::System) {
             if !deadlines.has_thread {
-                deadlines.has_thread = true;
-                start(self);
+                // Tried again with the next deadline where it fails.
+                deadlines.has_thread = start(self);
             } else if is_earliest {
                 self.timer.inner.earlier.notify_one();
             }
@@ -110,42 +110,50 @@ impl Shared {
 }
 
 impl FileHandle {
-    /// Sets the timer for the file's leases, whose next deadline is `at`.
-    pub(crate) fn schedule_leases(&self, at: Time) {
+    /// Sets the timer for the file's leases, whose next deadline is `at`, or drops
+    /// it where there is none.
+    pub(crate) fn schedule_leases(&self, at: Option<Time>) {
+        let has_timer = &self.file.has_lease_timer;
+        if at.is_none() && has_timer.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let file = Arc::as_ptr(&self.file) as usize;
         let mut deadlines = lock(&self.shared.timer.inner.deadlines);
         let old = deadlines.leases.get(&file).copied();
-        if old.is_some_and(|key| key.0 == at) {
+        if old.map(|key| key.0) == at {
             return;
         }
+        deadlines.leases.remove(&file);
         let gone = old.and_then(|key| deadlines.due.remove(&key));
-        let due = Due::Leases(self.file.clone());
-        let new = self.shared.set_timer_among(&mut deadlines, at, due);
-        deadlines.leases.insert(file, new);
+        if let Some(at) = at {
+            let due = Due::Leases(self.file.clone());
+            let new = self.shared.set_timer_among(&mut deadlines, at, due);
+            deadlines.leases.insert(file, new);
+        }
+        has_timer.store(u32::from(at.is_some()), Ordering::Relaxed);
         drop(deadlines);
         drop(gone);
     }
 
     /// Weakens and removes overdue leases.
     fn expire_leases(&self) {
-        let cx = self.shared.context(self.shared.clock.now());
         let mut table = lock(&self.file.table);
+        let cx = self.shared.context(self.shared.clock.now());
         let expired = table.expire(cx);
         self.bring_news(table, None);
         events::time_out_leases(self.id(), &expired);
     }
 }
 
-/// Starts the timer's thread. Where no thread is to be had, deadlines are kept
-/// when any later call finds them due.
+/// Starts the timer's thread; false where none is to be had.
 #[cfg(not(loom))]
-fn start(shared: &Arc<Shared>) {
+fn start(shared: &Arc<Shared>) -> bool {
     let inner = shared.timer.inner.clone();
     let manager = Arc::downgrade(shared);
-    let started = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name("lockkeeper-timer".into())
-        .spawn(move || run(&inner, &manager));
-    drop(started);
+        .spawn(move || run(&inner, &manager))
+        .is_ok()
 }
 
 #[cfg(not(loom))]

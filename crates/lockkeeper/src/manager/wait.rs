@@ -18,7 +18,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::callback::{CallbackId, Deliver};
-use super::deliver::{Panics, call};
+use super::deliver::{call, guard};
 use super::events;
 use super::handle::FileHandle;
 use super::timer::Due;
@@ -149,7 +149,7 @@ impl TaskWait {
         let waker = inner.waker.take();
         drop(inner);
         if let Some(waker) = waker {
-            call(move || waker.wake());
+            guard(move || waker.wake());
         }
     }
 
@@ -302,8 +302,8 @@ impl News {
         any
     }
 
-    /// Tells everybody. Panics of their code are held back.
-    fn bring(&mut self, file: &FileHandle, panics: &mut Panics) {
+    /// Tells everybody.
+    fn bring(&mut self, file: &FileHandle) {
         for slot in &mut self.offers {
             if let Some(wait) = slot.take() {
                 wait.offer();
@@ -311,7 +311,7 @@ impl News {
         }
         for slot in &mut self.ended {
             if let Some(ended) = slot.take() {
-                panics.hold(|| {
+                guard(|| {
                     events::wait_ended(file.id(), &ended.request, &ended.result);
                     ended.ticket.deliver_grant(ended.result, ended.before);
                 });
@@ -320,7 +320,7 @@ impl News {
         for slot in &mut self.breaks {
             if let Some(lease_break) = slot.take() {
                 let (shared, id) = (file.shared.clone(), file.id());
-                panics.hold(|| call(move || shared.tell_break(id, &lease_break)));
+                call(move || shared.tell_break(id, &lease_break));
             }
         }
     }
@@ -334,13 +334,12 @@ impl FileHandle {
     pub(crate) fn bring_news<'a>(
         &'a self,
         mut table: MutexGuard<'a, Table<Ticket>>,
-        granted: Option<&Owner>,
+        granted: Option<&Request>,
     ) {
         let mut suspects = Vec::new();
-        if let Some(owner) = granted {
-            self.suspect(&table, owner, &mut suspects);
+        if let Some(request) = granted {
+            self.suspect(&table, request, &mut suspects);
         }
-        let mut panics = Panics::default();
         loop {
             let mut news = News::default();
             let any = news.gather(&mut table);
@@ -348,7 +347,7 @@ impl FileHandle {
                 // Before asking whether its owner waits: not for this any more.
                 self.leave(&ended.ticket, ended.request.owner(), ended.id);
                 if ended.result.is_ok() {
-                    self.suspect(&table, ended.request.owner(), &mut suspects);
+                    self.suspect(&table, &ended.request, &mut suspects);
                 }
             }
             while let Some(id) = table.next_requeued() {
@@ -359,26 +358,23 @@ impl FileHandle {
             if !any {
                 let deadline = table.next_deadline();
                 drop(table);
-                if let Some(deadline) = deadline {
-                    self.schedule_leases(deadline);
-                }
+                self.schedule_leases(deadline);
                 break;
             }
             drop(table);
-            news.bring(self, &mut panics);
+            news.bring(self);
             table = lock(&self.file.table);
         }
         for id in suspects {
-            panics.hold(|| self.look_for_cycle(id));
+            self.look_for_cycle(id);
         }
-        panics.go_on();
     }
 
     /// Notes those whom a lock just granted to `owner` makes wait for it, if it
     /// waits itself somewhere.
-    fn suspect(&self, table: &Table<Ticket>, owner: &Owner, suspects: &mut Vec<WaiterId>) {
-        if table.has_waiters() && self.shared.registry.is_waiting(owner) {
-            table.visit_blocked_by(owner, &mut |id| suspects.push(id));
+    fn suspect(&self, table: &Table<Ticket>, granted: &Request, suspects: &mut Vec<WaiterId>) {
+        if table.has_waiters() && self.shared.registry.is_waiting(granted.owner()) {
+            table.visit_blocked_by(granted, &mut |id| suspects.push(id));
         }
     }
 
@@ -404,8 +400,9 @@ impl FileHandle {
         ticket: Ticket,
         may_be_offered: bool,
     ) -> Result<Lock<Ticket>, (LockError, Ticket)> {
-        let cx = self.shared.context(self.shared.clock.now());
+        // The time under the mutex, so that it runs forwards for the table.
         let mut table = lock(&self.file.table);
+        let cx = self.shared.context(self.shared.clock.now());
         let begun = match ask {
             Ask::Lock(request) if may_be_offered => {
                 table.lock_by_offer(request.clone(), ticket, cx)
@@ -418,7 +415,10 @@ impl FileHandle {
             } => table.break_leases(opener, *access, *scope, ticket, cx),
         };
         let Ok(Lock::Waiting(id)) = begun else {
-            let granted = begun.is_ok().then(|| ask.owner());
+            let granted = match ask {
+                Ask::Lock(request) if begun.is_ok() => Some(request),
+                _ => None,
+            };
             self.bring_news(table, granted);
             return begun;
         };
@@ -523,7 +523,7 @@ impl FileHandle {
         match table.claim(id, cx) {
             Ok(Some(ended)) => {
                 self.leave(&ended.ticket, ended.request.owner(), id);
-                let granted = ended.result.is_ok().then(|| ended.request.owner());
+                let granted = ended.result.is_ok().then_some(&ended.request);
                 self.bring_news(table, granted);
                 events::wait_ended(self.id(), &ended.request, &ended.result);
                 Some(ended.result)

@@ -1,6 +1,7 @@
 //! The full state of a file on which more happens than a few plain locks.
 
 use alloc::vec::Vec;
+use core::hash::BuildHasher;
 use core::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -190,6 +191,9 @@ pub(crate) struct Locks<T> {
     pub(crate) has_queued: bool,
     /// Who queues for fairness alone, newly and by no call of his own.
     pub(crate) requeued: Requeued,
+    /// Where the stamps of waiters' ids begin: another place in each file's state,
+    /// so that an id of one is none of another.
+    pub(crate) first_stamp: u32,
     /// The last arrival number given out.
     pub(crate) arrivals: u64,
     pub(crate) leases: Slab<Lease>,
@@ -202,8 +206,10 @@ pub(crate) struct Locks<T> {
 
 impl<T> Locks<T> {
     pub(crate) fn new() -> Locks<T> {
+        let hasher = DefaultHashBuilder::default();
         Locks {
-            hasher: DefaultHashBuilder::default(),
+            first_stamp: hasher.hash_one(0_u8) as u32,
+            hasher,
             records: Slab::new(),
             granted: [Granted::NONE; 3],
             waiters: Slab::new(),

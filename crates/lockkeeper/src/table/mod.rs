@@ -795,46 +795,34 @@ impl<T> Table<T> {
         }
     }
 
-    /// Every waiter that a lock of this owner stands in the way of, by arrival.
-    pub fn visit_blocked_by(&self, owner: &Owner, visit: &mut dyn FnMut(WaiterId)) {
+    /// Every waiter that a lock granted to this request stands in the way of, by
+    /// arrival: whose edge to its owner may close a cycle.
+    pub fn visit_blocked_by(&self, granted: &Request, visit: &mut dyn FnMut(WaiterId)) {
         let Some(locks) = self.full_in_use() else {
             return;
         };
-        let mut found: Vec<u32> = locks
-            .live_waiters()
-            .filter(|(_, waiter)| {
-                let request = &waiter.request;
-                waiter.state == State::Blocked
-                    && request.owner != *owner
-                    && request.space != Space::Leases
-                    && (self.holds_few_in_the_way(owner, request)
-                        || locks.own_excludes(
-                            request.space,
-                            owner,
-                            request.range,
-                            request.lock_type,
-                        ))
-            })
-            .map(|(id, _)| id)
-            .collect();
+        if granted.is_access || granted.space == Space::Leases {
+            return;
+        }
+        let mut found: Vec<u32> = Vec::new();
+        locks.visit_stopped_by(granted, &mut |id| {
+            if locks.waiters[id].state == State::Blocked {
+                found.push(id);
+            }
+        });
         found.sort_unstable_by_key(|&id| locks.waiters[id].arrival);
         for id in found {
             visit(locks.waiter_id(id));
         }
     }
 
-    /// Undoes the grant of a request that nobody came for: the owner holds of its
-    /// bytes what it held `before`, as [`Ended::before`] tells it.
-    ///
-    /// Each step gives something up or weakens it, so nothing can be in the way.
+    /// Undoes the grant of a request that nobody came for: of what the owner holds
+    /// of its bytes now, it keeps what it held `before`, as [`Ended::before`] tells
+    /// it. What it gave up or weakened since the grant stays so, and a write lock
+    /// that the grant weakened comes back only if nothing is in its way by now.
     /// Where memory or a limit forbids to split a lock, more is given up.
     pub fn give_back(&mut self, request: &Request, before: &[(Range, LockType)], cx: Context<'_>) {
-        let Request {
-            owner,
-            range,
-            space,
-            ..
-        } = request;
+        let Request { owner, space, .. } = request;
         if request.is_access {
             return;
         }
@@ -842,24 +830,38 @@ impl<T> Table<T> {
             self.release_space(owner, Range::WHOLE, *space, &cx);
             return;
         }
-        let mut rest = Some(*range);
-        for &(part, lock_type) in before {
-            if let Some(gap) = rest.and_then(|rest| rest.before(part)) {
+        let Ok(locks) = self.enter_full() else {
+            self.release_space(owner, Range::WHOLE, *space, &cx);
+            return;
+        };
+        for (now, type_now) in locks.held_of(request) {
+            let mut rest = Some(now);
+            for &(part, type_before) in before {
+                let Some(open) = rest.filter(|rest| rest.overlaps(part)) else {
+                    continue;
+                };
+                if let Some(gap) = open.before(part) {
+                    self.release_space(owner, gap, *space, &cx);
+                }
+                let kept = open.within(part);
+                let restored = Request {
+                    lock_type: type_before,
+                    range: kept,
+                    ..request.clone()
+                };
+                let is_as_granted = type_now == request.lock_type;
+                let is_kept =
+                    type_now <= type_before && (!is_as_granted || self.test(&restored).is_some());
+                if !is_kept && self.hold_again(&restored, &cx).is_err() {
+                    self.release_space(owner, kept, *space, &cx);
+                }
+                rest = open.after(part);
+            }
+            if let Some(gap) = rest {
                 self.release_space(owner, gap, *space, &cx);
             }
-            rest = rest.and_then(|rest| rest.after(part));
-            let restored = Request {
-                lock_type,
-                range: part,
-                ..request.clone()
-            };
-            if self.test(&restored).is_some() || self.hold_again(&restored, &cx).is_err() {
-                self.release_space(owner, part, *space, &cx);
-            }
         }
-        if let Some(gap) = rest {
-            self.release_space(owner, gap, *space, &cx);
-        }
+        self.leave_if_idle();
     }
 
     /// Sets a lock that nothing is in the way of, without queueing for it.
@@ -885,12 +887,6 @@ impl<T> Table<T> {
             // A whole-file unlock never fails.
             let _ = self.unlock_full(owner, Range::WHOLE, space, cx);
         }
-    }
-
-    /// Whether the owner has a lock in the table itself that stops the request.
-    fn holds_few_in_the_way(&self, owner: &Owner, request: &Request) -> bool {
-        let mut few = self.few.iter().flatten();
-        few.any(|held| held.owner == *owner && held.is_in_the_way(request))
     }
 
     // ---- Owners and the file as a whole ------------------------------------

@@ -157,6 +157,33 @@ impl<T> Locks<T> {
         true
     }
 
+    /// Every waiter that a lock granted to this request stands in the way of.
+    pub(super) fn visit_stopped_by(&self, request: &Request, visit: &mut dyn FnMut(u32)) {
+        let root = self.waiting[request.space as usize].classes;
+        self.visit_stopped_in(root, request, visit);
+    }
+
+    fn visit_stopped_in(&self, root: u32, request: &Request, visit: &mut dyn FnMut(u32)) {
+        if root == NIL || self.classes[root].max_end < request.range.start() {
+            return;
+        }
+        let class = &self.classes[root];
+        self.visit_stopped_in(class.links.left, request, visit);
+        if class.range.start() > request.range.end() {
+            return;
+        }
+        if class.range.overlaps(request.range) && class.lock_type.excludes(request.lock_type) {
+            let mut member = class.head;
+            while member != NIL {
+                if self.waiters[member].request.owner != request.owner {
+                    visit(member);
+                }
+                member = self.waiters[member].in_class.right;
+            }
+        }
+        self.visit_stopped_in(class.links.right, request, visit);
+    }
+
     /// Counts that a newcomer was granted such a request.
     #[inline]
     pub(crate) fn count_overtaking(&mut self, request: &Request) {

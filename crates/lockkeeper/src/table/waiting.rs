@@ -447,15 +447,19 @@ impl<T> Locks<T> {
     pub(crate) fn find_waiter(&self, id: WaiterId) -> Option<u32> {
         self.waiters
             .get(id.slot)
-            .filter(|waiter| waiter.arrival as u32 == id.stamp)
+            .filter(|waiter| self.stamp(waiter.arrival) == id.stamp)
             .map(|_| id.slot)
     }
 
     pub(crate) fn waiter_id(&self, slot: u32) -> WaiterId {
         WaiterId {
             slot,
-            stamp: self.waiters[slot].arrival as u32,
+            stamp: self.stamp(self.waiters[slot].arrival),
         }
+    }
+
+    fn stamp(&self, arrival: u64) -> u32 {
+        self.first_stamp.wrapping_add(arrival as u32)
     }
 
     // ---- Looking at waiters ------------------------------------------------

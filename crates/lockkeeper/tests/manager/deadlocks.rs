@@ -284,3 +284,28 @@ fn locks_in_order_are_never_refused() {
         stage.assert_empty();
     }
 }
+
+#[test]
+fn a_wait_for_mandatory_io_is_part_of_a_cycle_and_may_be_refused() {
+    for io_last in [false, true] {
+        let stage = Stage::linux();
+        assert_eq!(stage.set(p(1), W, byte(0)), Ok(()));
+        assert_eq!(stage.set(p(2), W, byte(1)), Ok(()));
+        let wait = |owner, offset, is_io: bool| {
+            let (sent, told) = std::sync::mpsc::channel();
+            let records = stage.file.posix(p(owner));
+            let callback = move |result| sent.send(errno(result)).unwrap_or(());
+            let started = if is_io {
+                records.wait_for_io_callback(fresh_id(), W, byte(offset), callback)
+            } else {
+                records.lock_callback(fresh_id(), W, byte(offset), callback)
+            };
+            assert!(started.is_ok());
+            told
+        };
+        let first = wait(1, 1, !io_last);
+        let last = wait(2, 0, io_last);
+        assert_eq!(last.try_recv(), Ok(Err(Errno::EDEADLK)));
+        assert!(first.try_recv().is_err(), "the first waits on");
+    }
+}

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use lockkeeper::{BreakScope, Errno, Fairness, LockFuture, LockManager, Openers};
+use lockkeeper::{BreakScope, Errno, Fairness, LockFuture, LockManager, Openers, Waits};
 
 use crate::common::*;
 
@@ -282,4 +282,57 @@ fn a_dropped_future_leaves_what_was_held_at_the_grant_and_not_at_the_start() {
     drop(upgrade);
     assert_eq!(stage.held(), "2:R5-9");
     stage.check();
+}
+
+#[test]
+fn a_dropped_future_brings_nothing_back_that_was_given_up_since_the_grant() {
+    let stage = Stage::linux();
+    let waker = Waker::from(unpark());
+    assert_eq!(stage.set(p(1), R, byte(0)), Ok(()));
+    assert_eq!(stage.set(p(2), R, byte(0)), Ok(()));
+    let mut upgrade = stage.file.posix(p(1)).lock_async(W, byte(0));
+    assert_eq!(poll(&mut upgrade, &waker), None);
+    assert_eq!(stage.unlock(p(2), byte(0)), Ok(()));
+    assert_eq!(stage.held(), "1:W0-0");
+    stage.file.release_owner(&p(1).into(), Waits::Interrupt);
+    drop(upgrade);
+    assert_eq!(stage.held(), "");
+}
+
+#[test]
+fn a_dropped_future_keeps_the_weaker_of_what_was_held_and_what_is() {
+    let stage = Stage::linux();
+    let waker = Waker::from(unpark());
+    assert_eq!(stage.set(p(1), W, bytes(0, 9)), Ok(()));
+    assert_eq!(stage.set(p(2), W, byte(10)), Ok(()));
+    let mut downgrade = stage.file.posix(p(1)).lock_async(R, bytes(0, 10));
+    assert_eq!(poll(&mut downgrade, &waker), None);
+    assert_eq!(stage.unlock(p(2), byte(10)), Ok(()));
+    assert_eq!(stage.set(p(3), R, byte(5)), Ok(()));
+    drop(downgrade);
+    assert_eq!(stage.held(), "1:R0-9 3:R5-5");
+}
+
+#[test]
+fn a_task_is_woken_within_a_callback() {
+    let stage = Stage::linux();
+    assert_eq!(stage.set(p(1), W, byte(0)), Ok(()));
+    assert_eq!(stage.set(p(2), W, byte(1)), Ok(()));
+    let file = stage.file.clone();
+    let (sent, told) = std::sync::mpsc::channel();
+    let callback = move |_| {
+        let woken = unpark();
+        let mut future = file.posix(p(3)).lock_async(W, byte(1));
+        assert_eq!(poll(&mut future, &Waker::from(woken.clone())), None);
+        file.posix(p(2)).unlock(byte(1)).expect("whole");
+        sent.send(woken.1.load(Ordering::SeqCst))
+            .expect("the test listens");
+    };
+    let started = stage
+        .file
+        .posix(p(3))
+        .lock_callback(fresh_id(), W, byte(0), callback);
+    assert!(started.is_ok());
+    assert_eq!(stage.unlock(p(1), byte(0)), Ok(()));
+    assert_eq!(told.recv(), Ok(1));
 }

@@ -265,3 +265,21 @@ fn a_callback_is_told_when_its_time_is_over() {
     assert!(told.try_recv().is_err(), "told twice");
     stage.check();
 }
+
+#[test]
+fn leases_taken_by_two_threads_never_see_time_run_backwards() {
+    let stage = Stage::linux();
+    thread::scope(|scope| {
+        for number in 1..3 {
+            let file = &stage.file;
+            scope.spawn(move || {
+                for _ in 0..50_000 {
+                    file.lease(o(number))
+                        .set(R, Openers::default())
+                        .expect("no opener");
+                    file.lease(o(number)).unlock().expect("it was just taken");
+                }
+            });
+        }
+    });
+}

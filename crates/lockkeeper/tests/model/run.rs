@@ -1053,17 +1053,19 @@ fn check_queries(table: &Table<u64>, model: &Model, ask: &Ask) {
     waits.sort_by_key(|&id| model.position(id));
     assert_eq!(waits, expected);
 
+    let granted = Request::record(want.owner.clone(), want.lock_type, want.range);
     let mut blocked = Vec::new();
-    table.visit_blocked_by(&want.owner, &mut |id| blocked.push(id));
+    table.visit_blocked_by(&granted, &mut |id| blocked.push(id));
     let expected: Vec<WaiterId> = model
         .waiters
         .iter()
         .filter(|waiter| {
+            let other = &waiter.want;
             !waiter.is_offered
-                && model
-                    .granted
-                    .iter()
-                    .any(|lock| lock.owner == want.owner && lock.stops(&waiter.want))
+                && other.space == Space::Records
+                && other.owner != want.owner
+                && other.range.overlaps(want.range)
+                && other.lock_type.excludes(want.lock_type)
         })
         .map(|waiter| waiter.id)
         .collect();
