@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         leases: arguments.leases,
     };
     let bar = progress_bar(arguments.operations, seed);
-    let mut tally = Tally::default();
+    let mut tally = Tally::new();
     for number in arguments.first.. {
         if tally.operations >= arguments.operations {
             break;
@@ -282,7 +282,6 @@ impl Found {
 }
 
 /// What has been compared so far.
-#[derive(Default)]
 struct Tally {
     operations: u64,
     scripts: u64,
@@ -292,12 +291,24 @@ struct Tally {
     unsteady: u64,
     accepted: BTreeMap<differ::Freedom, usize>,
     avoided: BTreeMap<differ::Avoided, usize>,
-    begin: Option<Instant>,
+    begin: Instant,
 }
 
 impl Tally {
+    /// Nothing counted; the rate counts from now.
+    fn new() -> Tally {
+        Tally {
+            operations: 0,
+            scripts: 0,
+            ended: 0,
+            unsteady: 0,
+            accepted: BTreeMap::new(),
+            avoided: BTreeMap::new(),
+            begin: Instant::now(),
+        }
+    }
+
     fn add(&mut self, comparison: &Comparison) {
-        self.begin.get_or_insert_with(Instant::now);
         self.operations += comparison.operations as u64;
         self.scripts += 1;
         self.ended += u64::from(matches!(comparison.end, End::Free(_)));
@@ -319,7 +330,7 @@ impl std::fmt::Display for Tally {
             let counts = counts.iter().map(|(rule, count)| format!("{rule} {count}"));
             counts.collect::<Vec<_>>().join(", ")
         }
-        let elapsed = self.begin.map_or(Duration::ZERO, |begin| begin.elapsed());
+        let elapsed = self.begin.elapsed();
         let rate = self.operations as f64 / elapsed.as_secs_f64().max(0.001);
         writeln!(
             f,

@@ -73,8 +73,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn gather(target: Option<&Path>) -> anyhow::Result<(Vec<Report>, Filter)> {
     let mounts = status::mounts();
     let Some(target) = target else {
-        let reports = mounts.iter().map(ask_mount).collect::<Result<_, _>>()?;
-        return Ok((reports, Filter::Everything));
+        return Ok((ask_all(&mounts)?, Filter::Everything));
     };
     let process = target.to_str().and_then(|text| text.parse::<u32>().ok());
     if let Some(pid) = process
@@ -120,16 +119,27 @@ fn gather(target: Option<&Path>) -> anyhow::Result<(Vec<Report>, Filter)> {
     Ok((vec![ask_mount(mount)?], Filter::File(found.ino())))
 }
 
+/// The reports of all mounts that tell theirs; of the others why not, on the
+/// standard error. An error only where none of them does.
+fn ask_all(mounts: &[MountEntry]) -> anyhow::Result<Vec<Report>> {
+    let (told, refused): (Vec<_>, Vec<_>) = mounts.iter().map(ask_mount).partition(Result::is_ok);
+    let mut refused = refused.into_iter().filter_map(Result::err);
+    if told.is_empty()
+        && let Some(error) = refused.next()
+    {
+        return Err(error);
+    }
+    for error in refused {
+        eprintln!("warning: {error:#}");
+    }
+    Ok(told.into_iter().filter_map(Result::ok).collect())
+}
+
 /// A server means its mount; any other process what it holds or wants, on whichever mount.
 fn of_process(mounts: &[MountEntry], pid: u32) -> anyhow::Result<(Vec<Report>, Filter)> {
-    let answers: Vec<_> = mounts.iter().map(ask_mount).collect();
-    let (told, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-    let mut reports: Vec<Report> = told.into_iter().flatten().collect();
+    let mut reports = ask_all(mounts)?;
     if let Some(own) = reports.iter().position(|report| report.pid == pid) {
         return Ok((vec![reports.swap_remove(own)], Filter::Everything));
-    }
-    if let Some(Err(error)) = refused.into_iter().next() {
-        return Err(error);
     }
     if fs::metadata(format!("/proc/{pid}")).is_err() {
         bail!("there is no process {pid}");
