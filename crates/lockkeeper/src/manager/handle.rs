@@ -160,14 +160,18 @@ impl FileHandle {
     /// As [`Table::unlock`].
     #[inline]
     pub fn unlock(&self, owner: &Owner, range: Range) -> Result<(), LockError> {
-        let cx = self.shared.context(self.shared.clock.recent());
         let mut table = lock(&self.file.table);
-        let result = table.unlock(owner, range, cx);
-        if table.has_news() {
-            self.bring_news(table, None);
-        } else {
+        let result = if table.unlock_plain(owner, range) {
             drop(table);
-        }
+            Ok(())
+        } else {
+            let cx = self.shared.context(self.shared.clock.recent());
+            let result = table.unlock(owner, range, cx);
+            if table.has_news() {
+                self.bring_news(table, None);
+            }
+            result
+        };
         events::unlock(self.file.id, owner, range, &result);
         result
     }

@@ -371,10 +371,18 @@ impl<T> Table<T> {
         range: Range,
         cx: Context<'_>,
     ) -> Result<(), LockError> {
-        if self.may_hold_few() && self.unlock_few(owner, range, Space::Records) {
+        if self.unlock_plain(owner, range) {
             return Ok(());
         }
         self.unlock_full(owner, range, Space::Records, &cx)
+    }
+
+    /// The part of [`unlock`](Table::unlock) that needs neither time nor settings:
+    /// locks given up whole, beneath which nobody waits. False if there is more to
+    /// do; nothing has changed then.
+    #[inline]
+    pub fn unlock_plain(&mut self, owner: &Owner, range: Range) -> bool {
+        self.may_hold_few() && self.unlock_few(owner, range, Space::Records)
     }
 
     /// False where it takes the full structures; nothing has changed then.
