@@ -327,7 +327,7 @@ impl News {
 }
 
 impl FileHandle {
-    /// Brings all news of the file, and looks for cycles that a grant to `owner`
+    /// Brings all news of the file, and looks for cycles that a grant of `granted`
     /// or to a waiter may have closed, or a waiter that queues anew. To be called with the file's mutex after
     /// whatever may have made news.
     #[cold]
@@ -370,7 +370,7 @@ impl FileHandle {
         }
     }
 
-    /// Notes those whom a lock just granted to `owner` makes wait for it, if it
+    /// Notes those whom a lock just granted makes wait for its owner, if that owner
     /// waits itself somewhere.
     fn suspect(&self, table: &Table<Ticket>, granted: &Request, suspects: &mut Vec<WaiterId>) {
         if table.has_waiters() && self.shared.registry.is_waiting(granted.owner()) {

@@ -341,6 +341,24 @@ impl<T> Locks<T> {
         }
     }
 
+    /// Every lock of this owner on one of these bytes, by first byte.
+    fn own_overlaps(
+        &self,
+        space: Space,
+        owner: &Owner,
+        range: Range,
+    ) -> impl Iterator<Item = &Record> {
+        let mut start = 0;
+        core::iter::from_fn(move || {
+            let record = match self.own_from(space, owner, range.start(), start) {
+                NIL => return None,
+                found => &self.records[found],
+            };
+            start = record.range.end() + 1;
+            record.range.overlaps(range).then_some(record)
+        })
+    }
+
     /// Whether the owner holds a lock that excludes such a request of another.
     pub(crate) fn own_excludes(
         &self,
@@ -349,36 +367,8 @@ impl<T> Locks<T> {
         range: Range,
         lock_type: LockType,
     ) -> bool {
-        let mut start = 0;
-        loop {
-            let found = self.own_from(space, owner, range.start(), start);
-            if found == NIL || !self.records[found].range.overlaps(range) {
-                return false;
-            }
-            if self.records[found].lock_type.excludes(lock_type) {
-                return true;
-            }
-            start = self.records[found].range.end() + 1;
-        }
-    }
-
-    /// Every lock of this owner on one of these bytes, by first byte.
-    pub(crate) fn visit_own_overlaps(
-        &self,
-        space: Space,
-        owner: &Owner,
-        range: Range,
-        visit: &mut dyn FnMut(u32),
-    ) {
-        let mut start = 0;
-        loop {
-            let found = self.own_from(space, owner, range.start(), start);
-            if found == NIL || !self.records[found].range.overlaps(range) {
-                return;
-            }
-            visit(found);
-            start = self.records[found].range.end() + 1;
-        }
+        self.own_overlaps(space, owner, range)
+            .any(|record| record.lock_type.excludes(lock_type))
     }
 
     /// What the owner of a request for a record lock holds of its bytes, by first
@@ -387,12 +377,11 @@ impl<T> Locks<T> {
         let Request { owner, range, .. } = request;
         let mut held = Vec::new();
         if request.space == Space::Records && !request.is_access {
-            self.visit_own_overlaps(Space::Records, owner, *range, &mut |id| {
-                let record = &self.records[id];
+            for record in self.own_overlaps(Space::Records, owner, *range) {
                 if held.try_reserve(1).is_ok() {
                     held.push((record.range.within(*range), record.lock_type));
                 }
-            });
+            }
         }
         held
     }

@@ -622,11 +622,7 @@ impl<T> Table<T> {
     /// `NotWaiting` (ENOENT) if nothing waits under this id, or what did has
     /// ended already: its result stands.
     pub fn cancel(&mut self, id: WaiterId, cx: Context<'_>) -> Result<T, NotWaiting> {
-        let (locks, id) = self.find(id)?;
-        let waiter = locks.cancel(id, &cx).ok_or(NotWaiting)?;
-        locks.counters.cancels += 1;
-        self.leave_if_idle();
-        Ok(waiter.ticket)
+        self.withdraw(id, cx, |counters| &mut counters.cancels)
     }
 
     /// Ends a wait because it closes a cycle: the same as [`cancel`], counted as
@@ -637,9 +633,19 @@ impl<T> Table<T> {
     /// # Errors
     /// As [`cancel`](Table::cancel).
     pub fn refuse_deadlock(&mut self, id: WaiterId, cx: Context<'_>) -> Result<T, NotWaiting> {
+        self.withdraw(id, cx, |counters| &mut counters.deadlocks)
+    }
+
+    /// Takes a waiter away, counted where `count` says.
+    fn withdraw(
+        &mut self,
+        id: WaiterId,
+        cx: Context<'_>,
+        count: impl FnOnce(&mut Counters) -> &mut u64,
+    ) -> Result<T, NotWaiting> {
         let (locks, id) = self.find(id)?;
         let waiter = locks.cancel(id, &cx).ok_or(NotWaiting)?;
-        locks.counters.deadlocks += 1;
+        *count(&mut locks.counters) += 1;
         self.leave_if_idle();
         Ok(waiter.ticket)
     }

@@ -45,14 +45,7 @@ impl<T> Locks<T> {
     }
 
     pub(crate) fn waiter_info(&self, id: u32) -> LockInfo {
-        let request = &self.waiters[id].request;
-        LockInfo {
-            kind: request.kind(),
-            lock_type: request.lock_type,
-            range: request.range,
-            owner: request.owner.clone(),
-            taken_by: request.taken_by,
-        }
+        self.waiters[id].request.info()
     }
 
     /// A waiter that came before `arrival` and that such a request may not
