@@ -47,7 +47,7 @@ enum Filter {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (mut reports, filter) = gather(arguments.target.as_deref())?;
     for report in &mut reports {
-        report.files.retain(|file| filter.concerns(file));
+        report.retain_files(|file| filter.concerns(file));
     }
     let mut out = io::stdout().lock();
     let text = if arguments.json {
@@ -242,6 +242,8 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
                     Kind::Ofd => "OFDLCK",
                     Kind::Flock => "FLOCK",
                     Kind::Access => "ACCESS",
+                    Kind::Lease => "LEASE",
+                    Kind::Delegation => "DELEG",
                     Kind::Other => "OTHER",
                 }
                 .into(),
@@ -333,7 +335,6 @@ fn table(rows: &[Row], with_headings: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_mount::FileId;
     use lockkeeper_mount::report::{Counts, Held, VERSION, Waiting};
 
     use super::*;
@@ -353,7 +354,7 @@ mod tests {
     fn report() -> Report {
         let waiting = |pid, depth, blocked_by| Waiting {
             lock: lock(Kind::Posix, Mode::Read, Some(9), pid),
-            waits_for: 0.5,
+            waits_for: Some(0.5),
             overtaken: 0,
             depth,
             blocked_by: Some(blocked_by),
@@ -378,14 +379,16 @@ mod tests {
                 size: Some(5120),
                 locks: vec![Held {
                     lock: lock(Kind::Posix, Mode::Write, None, 7),
-                    held_for: 1.0,
+                    held_for: Some(1.0),
+                    breaking: false,
                 }],
                 waiters: vec![
                     waiting(8, 0, Blocker::Lock(0)),
                     waiting(9, 1, Blocker::Waiter(0)),
                 ],
-                ..FileLocks::new(FileId { dev: 1, ino: 2 })
+                ..FileLocks::new(1, 2)
             }],
+            ..Report::default()
         }
     }
 

@@ -13,13 +13,12 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use lockkeeper::{Fairness, Limits, LockManager};
-use lockkeeper_mount::report::{self, Report};
 use lockkeeper_mount::status::{self, StatusSocket};
 use lockkeeper_mount::{
     DataPath, ManagerService, MountOptions, Negotiated, Session, Unmounted, Unmounter,
@@ -205,14 +204,12 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         .as_deref()
         .map(PidFile::write)
         .transpose()?;
-    let data_path: Arc<OnceLock<DataPath>> = Arc::default();
     let status = match arguments.no_status {
         true => None,
-        false => listen(arguments, &session, &data_path),
+        false => listen(arguments, &session),
     };
     end_on_signal(session.unmounter(), pid_file.clone(), status.clone())?;
     let result = session.run(|settled| {
-        let _ = data_path.set(settled.data_path);
         let text = welcome(&session, &settled, status.as_ref(), arguments);
         if detached {
             report_ready(&text, arguments.log_file.is_some());
@@ -286,29 +283,11 @@ fn end_on_signal(
     Ok(())
 }
 
-fn listen(
-    arguments: &Arguments,
-    session: &Session,
-    data_path: &Arc<OnceLock<DataPath>>,
-) -> Option<Arc<StatusSocket>> {
+fn listen(arguments: &Arguments, session: &Session) -> Option<Arc<StatusSocket>> {
     let default_path = session.dev().map(status::default_path);
     let path = arguments.status.clone().or_else(|| default_path.clone())?;
-    let (observer, data_path) = (session.observer(), data_path.clone());
-    let (source, mountpoint) = (session.source().to_owned(), session.mountpoint().to_owned());
-    let report = move || Report {
-        version: report::VERSION,
-        lockkeeper: env!("CARGO_PKG_VERSION").into(),
-        pid: std::process::id(),
-        source: source.to_string_lossy().into_owned(),
-        mountpoint: mountpoint.to_string_lossy().into_owned(),
-        data: data_path
-            .get()
-            .map(|path| format!("{path:?}").to_lowercase()),
-        mandatory: observer.is_mandatory(),
-        counts: observer.counts(),
-        files: observer.listing(&mountpoint),
-    };
-    let mut socket = match StatusSocket::listen(&path, report) {
+    let reporter = session.reporter();
+    let mut socket = match StatusSocket::listen(&path, move || reporter.report()) {
         Ok(socket) => socket,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no status socket");

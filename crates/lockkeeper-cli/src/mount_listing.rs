@@ -126,7 +126,7 @@ fn entry(lock: &Lock, waiting: bool) -> Option<Entry> {
             Kind::Ofd => ItemKind::Ofd,
             Kind::Flock => ItemKind::Flock,
             // Reads and writes that wait are no locks.
-            Kind::Access | Kind::Other => return None,
+            Kind::Access | Kind::Lease | Kind::Delegation | Kind::Other => return None,
         },
         lock_type: match lock.mode {
             Mode::Read => LockType::Read,

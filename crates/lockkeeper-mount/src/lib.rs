@@ -31,7 +31,7 @@
 //!              └─► workers  the same, for what may wait for a disk
 //!
 //!  service      the LockService over lockkeeper's LockManager
-//!  report       what a listing says; status: the socket over which it is asked for
+//!  status       the socket over which a listing is asked for; what it says: lockkeeper-watch
 //! ```
 //!
 //! Exactly one thread reads the device. RELEASE is asynchronous: with two readers a program that closes a
@@ -53,7 +53,7 @@ mod fs;
 mod locks;
 pub mod mountpoint;
 mod owners;
-pub mod report;
+mod reporter;
 pub mod request;
 mod server;
 mod service;
@@ -64,13 +64,14 @@ mod sys;
 mod wire_tests;
 mod workers;
 
+pub use lockkeeper_watch::report::{self, Counts};
 pub use locks::{
     Conflict, DeferredReply, FileId, HandleId, IoRequest, LockClass, LockKind, LockRequest,
     LockService, OFFSET_MAX, Range, RequestId,
 };
 pub use mountpoint::{MountError, Prepared};
 pub use owners::{Owner, OwnerKind};
-pub use report::Counts;
+pub use reporter::Reporter;
 pub use rustix::io::Errno;
 pub use server::{DataPath, Negotiated, Observer};
 pub use service::ManagerService;

@@ -5,8 +5,7 @@
 //! keeps the replies that are still owed, and passes on what FLUSH, RELEASE and INTERRUPT mean.
 //!
 //! # Threads and order
-//! All methods of the service but [`LockService::listing`] and [`LockService::shut_down`] are called
-//! by the mount's one reader thread, in the order in which the kernel sent the requests, so a program
+//! All methods of the service but those that tell ([`LockService::listing`] and below) are called by the mount's one reader thread, in the order in which the kernel sent the requests, so a program
 //! that closes and locks again never meets its own old lock. For the same reason none may block: what
 //! must wait keeps its [`DeferredReply`] and returns. Replies may be sent from any thread, also from
 //! within the call that handed them over.
@@ -22,7 +21,7 @@ use crate::caller::CallerProbe;
 use crate::device::Device;
 use crate::fs::inode::lock;
 use crate::owners::{Loss, Owner, OwnerKind, OwnerValue, Owners};
-use crate::report::FileLocks;
+use crate::report::{FileLocks, Totals, WaitTimes};
 use crate::request::Caller;
 
 /// A file of the source: hard links are one file, and an unlinked one that is still open keeps its id.
@@ -176,6 +175,16 @@ pub trait LockService: Send + Sync + 'static {
     /// Everything held and waited for on this mount, for the status socket.
     fn listing(&self) -> Vec<FileLocks> {
         Vec::new()
+    }
+
+    /// How often what has happened since the mount began.
+    fn totals(&self) -> Totals {
+        Totals::default()
+    }
+
+    /// How long the waits were that have ended since the mount began.
+    fn wait_times(&self) -> WaitTimes {
+        WaitTimes::default()
     }
 
     /// The mount is going away: end every wait, with `EIO`.

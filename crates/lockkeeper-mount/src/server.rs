@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use crate::device::{Device, ReplyBuffer};
 use crate::fs::inode::lock;
 use crate::fs::{PassthroughFs, Place, Served};
 use crate::locks::{FileId, HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
-use crate::report::{Counts, FileLocks};
+use crate::report::{Counts, FileLocks, Totals, WaitTimes};
 use crate::request::{Malformed, Operation, Request};
 use crate::workers::Workers;
 
@@ -57,6 +57,7 @@ struct Shared {
     fs: PassthroughFs,
     desk: LockDesk,
     mandatory: bool,
+    data_path: OnceLock<DataPath>,
     spare: Mutex<Vec<Vec<u8>>>,
     stopping: AtomicBool,
 }
@@ -91,7 +92,10 @@ impl Observer {
     pub fn listing(&self, mountpoint: &Path) -> Vec<FileLocks> {
         let mut files = self.0.desk.service().listing();
         for file in &mut files {
-            let Some(place) = self.0.fs.place_of(file.file()) else {
+            let Some(place) = self.0.fs.place_of(FileId {
+                dev: file.source_device,
+                ino: file.source_inode,
+            }) else {
                 continue;
             };
             file.path = Some(mountpoint.join(place.path).to_string_lossy().into_owned());
@@ -100,6 +104,21 @@ impl Observer {
             file.size = Some(place.size);
         }
         files
+    }
+
+    /// How often what has happened.
+    pub fn totals(&self) -> Totals {
+        self.0.desk.service().totals()
+    }
+
+    /// How long the waits were that have ended.
+    pub fn wait_times(&self) -> WaitTimes {
+        self.0.desk.service().wait_times()
+    }
+
+    /// How data goes; `None` until the kernel has said hello.
+    pub fn data_path(&self) -> Option<DataPath> {
+        self.0.data_path.get().copied()
     }
 
     /// Whether reads and writes obey record locks.
@@ -122,6 +141,7 @@ impl Server {
             fs,
             desk,
             mandatory,
+            data_path: OnceLock::new(),
             spare: Mutex::default(),
             stopping: AtomicBool::new(false),
         };
@@ -167,6 +187,7 @@ impl Server {
                 Operation::Init { head, flags } => {
                     let settled = self.init(unique, head, *flags)?;
                     if let (Some(settled), Some(ready)) = (settled, ready.take()) {
+                        let _ = shared.data_path.set(settled.data_path);
                         ready(settled);
                     }
                 }

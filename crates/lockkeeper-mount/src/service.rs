@@ -127,7 +127,7 @@ impl LockService for ManagerService {
                 .test(kind, range_of(query.range)?),
         };
         Ok(found.map(|found| Conflict {
-            kind: mode_of(found.lock_type).as_lock_kind(),
+            kind: lock_kind(found.lock_type),
             range: Range {
                 start: found.range.start(),
                 end: found.range.end(),
@@ -281,7 +281,8 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
             .iter()
             .map(|granted| Held {
                 lock: shown(&granted.lock, commands),
-                held_for: seconds(granted.since),
+                held_for: Some(seconds(granted.since)),
+                breaking: granted.breaking.is_some(),
             })
             .collect(),
         waiters: snapshot
@@ -289,7 +290,7 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
             .iter()
             .map(|waiter| Waiting {
                 lock: shown(&waiter.lock, commands),
-                waits_for: seconds(waiter.since),
+                waits_for: Some(seconds(waiter.since)),
                 overtaken: waiter.overtaken,
                 depth: waiter.depth,
                 blocked_by: match waiter.blocked_by {
@@ -299,7 +300,7 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
                 },
             })
             .collect(),
-        ..FileLocks::new(file)
+        ..FileLocks::new(file.dev, file.ino)
     }
 }
 
@@ -312,8 +313,8 @@ fn shown(info: &LockInfo, commands: &mut Commands) -> Lock {
             lockkeeper::LockKind::Ofd => Kind::Ofd,
             lockkeeper::LockKind::Flock => Kind::Flock,
             lockkeeper::LockKind::Access => Kind::Access,
-            // The kernel keeps leases of a mount to itself.
-            lockkeeper::LockKind::Lease | lockkeeper::LockKind::Delegation => Kind::Other,
+            lockkeeper::LockKind::Lease => Kind::Lease,
+            lockkeeper::LockKind::Delegation => Kind::Delegation,
         },
         mode: mode_of(info.lock_type),
         start: info.range.start(),
@@ -368,6 +369,13 @@ fn lock_type(kind: LockKind) -> Option<LockType> {
         LockKind::Read => Some(LockType::Read),
         LockKind::Write => Some(LockType::Write),
         LockKind::Unlock => None,
+    }
+}
+
+fn lock_kind(lock_type: LockType) -> LockKind {
+    match lock_type {
+        LockType::Read => LockKind::Read,
+        LockType::Write => LockKind::Write,
     }
 }
 

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::fs::{FsOptions, PassthroughFs, open_root};
 use crate::locks::{LockDesk, LockService};
 use crate::mountpoint::{self, Flags, MountError, Prepared, Unmount};
+use crate::reporter::Reporter;
 use crate::server::{Negotiated, Observer, Server};
 
 /// What to mount, where, and how.
@@ -63,6 +64,7 @@ impl MountOptions {
 #[derive(Debug)]
 pub struct Session {
     server: Server,
+    reporter: Reporter,
     source: PathBuf,
     prepared: Prepared,
     unmounter: Unmounter,
@@ -115,8 +117,14 @@ impl Session {
         };
         let desk = LockDesk::new(service, CallerProbe::default(), device.clone());
         let server = Server::new(device, fs, desk, options.mandatory, stack_depth);
+        let reporter = Reporter::new(
+            server.observer(),
+            source.clone(),
+            unmounter.mountpoint.clone(),
+        );
         Ok(Session {
             server,
+            reporter,
             source,
             prepared,
             unmounter,
@@ -155,6 +163,11 @@ impl Session {
     /// For whoever wants to know how it goes.
     pub fn observer(&self) -> Observer {
         self.server.observer()
+    }
+
+    /// For whoever wants to know everything.
+    pub fn reporter(&self) -> Reporter {
+        self.reporter.clone()
     }
 
     /// Serves until unmounted; `ready` is called once, when programs can use the mount.
