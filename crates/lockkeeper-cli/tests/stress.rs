@@ -3,15 +3,15 @@
 
 mod support;
 
-use support::{Mount, PRELUDE};
+use support::Mount;
 
-fn killed_in_any_order(kind: &str, rounds: u32) {
+fn killed_in_any_order(kind: &str) {
     let mount = Mount::new();
     mount.locking_python(
         &format!(
             r#"
 os.close(os.open("f", os.O_CREAT))
-for number in range({rounds}):
+for number in range(1000):
     held = holder("f", "{kind}")
     first = waiter("f", "{kind}")
     waits(first)
@@ -29,19 +29,19 @@ for number in range({rounds}):
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn a_thousand_rounds_of_killed_processes_leave_nothing_posix() {
-    killed_in_any_order("posix", 334);
+    killed_in_any_order("posix");
 }
 
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn a_thousand_rounds_of_killed_processes_leave_nothing_ofd() {
-    killed_in_any_order("ofd", 333);
+    killed_in_any_order("ofd");
 }
 
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn a_thousand_rounds_of_killed_processes_leave_nothing_flock() {
-    killed_in_any_order("flock", 333);
+    killed_in_any_order("flock");
 }
 
 #[test]
@@ -122,33 +122,12 @@ fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     mount.nothing_left();
 }
 
-/// Runs a script that says `NAME` and waits for a line at each stage, and checks the locks there.
-fn staged(mount: &Mount, script: &str, mut check: impl FnMut(&str)) {
-    use std::io::{BufRead, BufReader, Write};
-    let mut child = std::process::Command::new("timeout")
-        .args(["--kill-after=5", "100", "/usr/bin/python3", "-c"])
-        .arg(format!("{PRELUDE}\ndef stage(name):\n    print(name, flush=True)\n    sys.stdin.readline()\n{script}"))
-        .current_dir(mount.path(""))
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("starts");
-    let mut input = child.stdin.take().expect("piped");
-    let output = BufReader::new(child.stdout.take().expect("piped"));
-    for line in output.lines() {
-        check(&line.expect("text"));
-        writeln!(input).expect("the script listens");
-    }
-    assert!(child.wait().expect("ends").success());
-}
-
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn a_handle_shared_by_fifty_children_keeps_them_apart() {
     let mount = Mount::new();
     let mut stages = 0;
-    staged(
-        &mount,
+    mount.staged(
         r#"
 f = os.open("f", os.O_RDWR | os.O_CREAT)
 record(f, OFD_SETLK, fcntl.F_WRLCK, 1000, 1)
@@ -188,8 +167,7 @@ stage("0")
 fn descriptors_passed_over_a_socket_carry_their_locks() {
     let mount = Mount::new();
     let mut stages = 0;
-    staged(
-        &mount,
+    mount.staged(
         r#"
 ours, theirs = socket.socketpair()
 def giver(tell):
@@ -231,8 +209,7 @@ stage("0")
 fn a_hundred_thousand_locks_are_held_listed_and_given_up() {
     let mount = Mount::new();
     let mut stages = 0;
-    staged(
-        &mount,
+    mount.staged(
         r#"
 f = os.open("f", os.O_RDWR | os.O_CREAT)
 for n in range(100000):

@@ -25,6 +25,7 @@
 //!
 //! ```text
 //!  kernel ─► server   one reader, in order ─► locks    owners, deferred replies ─► LockService: service
+//!              │      (relay: whose turn it is)
 //!              │                               ├ owners  whose lock is it: a pure state machine
 //!              │                               └ caller  OFD or POSIX? /proc/TID/syscall tells
 //!              ├─► fs       the passthrough, with the caller's rights (credentials)
@@ -34,12 +35,13 @@
 //!  status       the socket over which a listing is asked for; what it says: lockkeeper-watch
 //! ```
 //!
-//! Exactly one thread reads the device. RELEASE is asynchronous: with two readers a program that closes a
-//! file and opens it again would meet its own old lock. And a wake-up across cpus costs more than all the
-//! work of a lock call, so the reader does that work itself. Nothing it does may take long: reads that the
+//! Exactly one thread reads the device at any time. RELEASE is asynchronous: with two readers a program that
+//! closes a file and opens it again would meet its own old lock. And a wake-up across cpus costs more than all
+//! the work of a lock call, so the reader does that work itself. Nothing it does may take long: reads that the
 //! page cache cannot answer, large or slow writes, fsync, truncation and their like go to worker threads,
 //! which cannot break an order that matters (see `fs::data`); a lock request that must wait is a [`DeferredReply`] somewhere
-//! in the lock manager, and no thread at all.
+//! in the lock manager, and no thread at all. A reader that gets stuck in the source all the same, which may be
+//! a file system that hangs, loses its turn to another thread (`relay`).
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
@@ -53,6 +55,7 @@ mod fs;
 mod locks;
 pub mod mountpoint;
 mod owners;
+mod relay;
 mod reporter;
 pub mod request;
 mod server;

@@ -5,9 +5,10 @@
 //! keeps the replies that are still owed, and passes on what FLUSH, RELEASE and INTERRUPT mean.
 //!
 //! # Threads and order
-//! All methods of the service but those that tell ([`LockService::listing`] and below) are called by the mount's one reader thread, in the order in which the kernel sent the requests, so a program
-//! that closes and locks again never meets its own old lock. For the same reason none may block: what
-//! must wait keeps its [`DeferredReply`] and returns. Replies may be sent from any thread, also from
+//! All methods of the service but [`LockService::admit_io`] and those that tell ([`LockService::listing`] and
+//! below) are called by one thread at a time, the mount's reader, in the order in which the kernel sent the
+//! requests, so a program that closes and locks again never meets its own old lock. For the same reason none
+//! may block: what must wait keeps its [`DeferredReply`] and returns. Replies may be sent from any thread, also from
 //! within the call that handed them over.
 
 use std::fmt;

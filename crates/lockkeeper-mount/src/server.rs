@@ -2,13 +2,15 @@
 //!
 //! Locks, FLUSH, RELEASE, FORGET and INTERRUPT are served right here, as is everything quick; what may
 //! wait for a disk goes to a worker, message and all. With one reader no two messages are ever seen
-//! out of order, and no wake-up crosses cpus on the way to a lock.
+//! out of order, and no wake-up crosses cpus on the way to a lock. Which thread it is may change: see
+//! [`relay`](crate::relay).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 
+use crossbeam_channel::Sender;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -17,6 +19,7 @@ use crate::device::{Device, ReplyBuffer};
 use crate::fs::inode::lock;
 use crate::fs::{PassthroughFs, Place, Served};
 use crate::locks::{FileId, HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
+use crate::relay::{LateVisit, Relay, Watched};
 use crate::report::{Counts, FileLocks, Totals, WaitTimes};
 use crate::request::{Malformed, Operation, Request};
 use crate::workers::Workers;
@@ -59,14 +62,14 @@ struct Shared {
     mandatory: bool,
     data_path: OnceLock<DataPath>,
     spare: Mutex<Vec<Vec<u8>>>,
-    stopping: AtomicBool,
+    workers: Workers,
+    relay: Relay,
 }
 
 /// The server of one mount.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    workers: Workers,
     stack_depth: u32,
 }
 
@@ -143,11 +146,11 @@ impl Server {
             mandatory,
             data_path: OnceLock::new(),
             spare: Mutex::default(),
-            stopping: AtomicBool::new(false),
+            workers: Workers::default(),
+            relay: Relay::default(),
         };
         Server {
             shared: Arc::new(shared),
-            workers: Workers::default(),
             stack_depth,
         }
     }
@@ -162,59 +165,62 @@ impl Server {
     /// # Errors
     /// If the device fails, or the kernel speaks a protocol that is too old.
     pub fn run(&self, ready: impl FnOnce(Negotiated)) -> Result<(), Errno> {
-        crate::sys::own_umask()?;
-        let result = self.read_loop(ready);
-        self.shared.stopping.store(true, Ordering::Relaxed);
+        let result = match self.greet()? {
+            None => Ok(()),
+            Some(settled) => {
+                let _ = self.shared.data_path.set(settled.data_path);
+                ready(settled);
+                self.serve_all()
+            }
+        };
         self.shared.desk.service().shut_down();
         result
     }
 
-    fn read_loop(&self, ready: impl FnOnce(Negotiated)) -> Result<(), Errno> {
+    /// Serves until the kernel has said hello and something is settled; `None` if the mount is gone before.
+    fn greet(&self) -> Result<Option<Negotiated>, Errno> {
         let shared = &self.shared;
-        let mut ready = Some(ready);
         let mut buffer = vec![0; BUFFER];
-        let mut out = ReplyBuffer::default();
         while let Some(len) = shared.device.receive(&mut buffer)? {
-            let request = match Request::decode(&buffer[..len], shared.fs.setxattr_ext()) {
-                Ok(request) => request,
-                Err(malformed) => {
-                    shared.refuse(&malformed);
-                    continue;
-                }
-            };
-            let unique = request.unique;
-            match &request.operation {
-                Operation::Init { head, flags } => {
-                    let settled = self.init(unique, head, *flags)?;
-                    if let (Some(settled), Some(ready)) = (settled, ready.take()) {
-                        let _ = shared.data_path.set(settled.data_path);
-                        ready(settled);
+            match Request::decode(&buffer[..len], false) {
+                Ok(Request {
+                    unique,
+                    operation: Operation::Init { head, flags },
+                    ..
+                }) => {
+                    if let Some(settled) = self.init(unique, &head, flags)? {
+                        return Ok(Some(settled));
                     }
                 }
-                // The kernel wants an answer, and then the device reports the end by itself.
-                Operation::Destroy => shared.device.reply(unique, Ok(&[])),
-                _ if ready.is_some() => shared.device.reply(unique, Err(Errno::IO)),
-                _ => {
-                    let keep = shared.serve_on_reader(&request, &mut out);
-                    if let Keep::Pass(admission) = keep {
-                        let message = std::mem::replace(&mut buffer, shared.spare_buffer());
-                        self.pass_on(message, len, admission);
-                    }
-                    if shared.fs.wants_room() {
-                        let shared = shared.clone();
-                        self.workers
-                            .submit(Box::new(move |_| shared.fs.make_room()));
-                    }
-                }
+                Ok(request) => shared.device.reply(request.unique, Err(Errno::IO)),
+                Err(malformed) => shared.refuse(&malformed),
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Hands a message to a worker, after the mandatory locks have agreed where they are asked.
-    fn pass_on(&self, message: Vec<u8>, len: usize, admission: Vec<IoAsked>) {
-        let (shared, workers) = (self.shared.clone(), self.workers.clone());
-        pass_on_admitted(shared, workers, admission.into_iter(), message, len);
+    /// Has everything served by other threads, and waits for the end.
+    ///
+    /// By others, since a reader that is late may be so for good, and this must return all the same.
+    fn serve_all(&self) -> Result<(), Errno> {
+        let (ended, end) = crossbeam_channel::unbounded();
+        let crew = Crew {
+            shared: self.shared.clone(),
+            ended,
+        };
+        let watching = crew.clone();
+        thread::Builder::new()
+            .name("watcher".into())
+            .spawn(move || watching.shared.relay.watch(&watching))
+            .and_then(|_| crew.start(|_| true))
+            .map_err(|error| {
+                self.shared.relay.end();
+                Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)
+            })?;
+        // Whoever reads last sends one, whatever happens.
+        let outcome = end.recv().unwrap_or(Ok(Err(Errno::IO)));
+        self.shared.relay.end();
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
     fn init(
@@ -326,34 +332,124 @@ impl Server {
     }
 }
 
+/// How serving ended: the panic is a test's.
+type Outcome = thread::Result<Result<(), Errno>>;
+
+/// Those who take turns at reading.
+#[derive(Clone)]
+struct Crew {
+    shared: Arc<Shared>,
+    ended: Sender<Outcome>,
+}
+
+impl Crew {
+    /// Starts a thread that reads, if it `may` once it runs.
+    fn start(&self, may: impl FnOnce(&Relay) -> bool + Send + 'static) -> std::io::Result<()> {
+        let crew = self.clone();
+        thread::Builder::new()
+            .name("reader".into())
+            .spawn(move || {
+                if may(&crew.shared.relay) {
+                    crew.read();
+                }
+            })
+            .map(drop)
+    }
+
+    fn read(&self) {
+        let outcome = match catch_unwind(AssertUnwindSafe(|| read_loop(&self.shared))) {
+            Ok(Ok(TurnEnd::Lost)) => return,
+            Ok(Ok(TurnEnd::Unmounted)) => Ok(Ok(())),
+            Ok(Err(errno)) => Ok(Err(errno)),
+            Err(panic) => Err(panic),
+        };
+        // Nobody listens where a late reader panics after the end.
+        let _ = self.ended.send(outcome);
+    }
+}
+
+impl Watched for Crew {
+    fn start_reader(&self, late: LateVisit) -> bool {
+        self.start(move |relay| relay.take(late)).is_ok()
+    }
+
+    fn tend_workers(&self) -> bool {
+        self.shared.workers.tend()
+    }
+}
+
+/// Why a reader stopped.
+enum TurnEnd {
+    /// The mount is gone.
+    Unmounted,
+    /// It was late, and another one reads.
+    Lost,
+}
+
+/// Serves one message after the other.
+fn read_loop(shared: &Arc<Shared>) -> Result<TurnEnd, Errno> {
+    crate::sys::own_umask()?;
+    let mut buffer = shared.spare_buffer();
+    let mut out = ReplyBuffer::default();
+    while let Some(len) = shared.device.receive(&mut buffer)? {
+        let request = match Request::decode(&buffer[..len], shared.fs.setxattr_ext()) {
+            Ok(request) => request,
+            Err(malformed) => {
+                shared.refuse(&malformed);
+                continue;
+            }
+        };
+        if shared.serve_without_a_visit(&request) {
+            continue;
+        }
+        let visit = shared.relay.visit();
+        let next = shared.serve_on_reader(&request, &mut out);
+        shared.go_on(next, &mut buffer, len);
+        if shared.fs.wants_room() {
+            let sharing = shared.clone();
+            shared
+                .workers
+                .submit(Box::new(move |_| sharing.fs.make_room()));
+        }
+        if !shared.relay.is_still_ours(visit) {
+            return Ok(TurnEnd::Lost);
+        }
+    }
+    Ok(TurnEnd::Unmounted)
+}
+
+/// What is left of a message after the reader has looked at it.
+enum Next {
+    /// Nothing: it is served.
+    Nothing,
+    /// A worker serves it, after these questions to the mandatory locks.
+    Serve(Vec<IoAsked>),
+    /// A worker finds out what to ask the mandatory locks, and then it is as above.
+    Ask,
+}
+
 /// Asks the mandatory locks the questions that are left, one after the other, and then has a worker serve
 /// the message.
-fn pass_on_admitted(
+fn serve_admitted(
     shared: Arc<Shared>,
-    workers: Workers,
     mut questions: std::vec::IntoIter<IoAsked>,
     message: Vec<u8>,
     len: usize,
 ) {
     let Some(io) = questions.next() else {
-        return workers.submit(Box::new(move |out| shared.serve_message(message, len, out)));
+        let serving = shared.clone();
+        return shared.workers.submit(Box::new(move |out| {
+            serving.serve_message(message, len, out);
+        }));
     };
-    let desk = shared.clone();
-    desk.desk.admit_io(
+    let asking = shared.clone();
+    asking.desk.admit_io(
         &io,
         Box::new(move |admitted| match admitted {
-            Ok(()) => pass_on_admitted(shared, workers, questions, message, len),
+            Ok(()) => serve_admitted(shared, questions, message, len),
             Err(errno) => shared.device.reply(io.unique, Err(errno)),
         }),
     );
-}
-
-/// What the reader does with a message after looking at it.
-enum Keep {
-    /// Nothing more: it is served.
-    Served,
-    /// A worker gets it, after these questions to the mandatory locks.
-    Pass(Vec<IoAsked>),
 }
 
 impl Shared {
@@ -364,7 +460,8 @@ impl Shared {
         }
     }
 
-    fn serve_on_reader(&self, request: &Request<'_>, out: &mut ReplyBuffer) -> Keep {
+    /// Serves what has nothing to do with the source, locks above all; false if there is more to do.
+    fn serve_without_a_visit(&self, request: &Request<'_>) -> bool {
         let (unique, caller) = (request.unique, &request.caller);
         match &request.operation {
             Operation::Getlk(args) => match self.fs.file_of(args.fh) {
@@ -379,22 +476,62 @@ impl Shared {
             Operation::Flush(args) => {
                 self.desk.flush(unique, self.fs.file_of(args.fh), args);
             }
-            operation => {
-                if let Operation::Release(args) = operation
-                    && let Ok(file) = self.fs.file_of(args.fh)
-                {
+            // The kernel wants an answer, and then the device reports the end by itself.
+            Operation::Destroy => self.device.reply(unique, Ok(&[])),
+            Operation::Release(args) => {
+                if let Ok(file) = self.fs.file_of(args.fh) {
                     self.desk.release(file, args.fh);
                 }
-                if self.mandatory {
-                    let questions = self.io_asked(request);
-                    if !questions.is_empty() {
-                        return Keep::Pass(questions);
-                    }
-                }
-                return self.serve(request, Place::Reader, out);
+                return false;
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Serves on the reader what is not to be served elsewhere.
+    fn serve_on_reader(&self, request: &Request<'_>, out: &mut ReplyBuffer) -> Next {
+        if self.mandatory {
+            // What a truncation cuts off depends on the size, and that is to be had from the source.
+            if matches!(&request.operation, Operation::Setattr(args) if args.valid & fattr::SIZE != 0)
+            {
+                return Next::Ask;
+            }
+            let questions = self.io_asked(request);
+            if !questions.is_empty() {
+                return Next::Serve(questions);
             }
         }
-        Keep::Served
+        let forgets = matches!(
+            request.operation,
+            Operation::Forget { .. } | Operation::BatchForget { .. }
+        );
+        match self.relay.hesitates() && !forgets {
+            true => Next::Serve(Vec::new()),
+            false => self.serve(request, Place::Reader, out),
+        }
+    }
+
+    /// Gives what is left of the message to a worker; another buffer takes the message's place.
+    fn go_on(self: &Arc<Self>, next: Next, buffer: &mut Vec<u8>, len: usize) {
+        if matches!(next, Next::Nothing) {
+            return;
+        }
+        let message = std::mem::replace(buffer, self.spare_buffer());
+        let shared = self.clone();
+        match next {
+            Next::Nothing => {}
+            Next::Serve(questions) => {
+                serve_admitted(shared, questions.into_iter(), message, len);
+            }
+            Next::Ask => self.workers.submit(Box::new(move |_| {
+                let questions = match Request::decode(&message[..len], shared.fs.setxattr_ext()) {
+                    Ok(request) => shared.io_asked(&request),
+                    Err(malformed) => return shared.refuse(&malformed),
+                };
+                serve_admitted(shared, questions.into_iter(), message, len);
+            })),
+        }
     }
 
     /// The questions that mandatory locks must answer before `request` is served.
@@ -485,8 +622,8 @@ impl Shared {
         questions.into_iter().flatten().collect()
     }
 
-    /// Serves a request about files and answers it, unless it must go elsewhere.
-    fn serve(&self, request: &Request<'_>, place: Place, out: &mut ReplyBuffer) -> Keep {
+    /// Serves a request about files and answers it, unless a worker must.
+    fn serve(&self, request: &Request<'_>, place: Place, out: &mut ReplyBuffer) -> Next {
         out.clear();
         // A bug in serving one request must cost that request, not the mount. Tests want to see it.
         let served = if cfg!(test) {
@@ -502,13 +639,13 @@ impl Shared {
         match served {
             Ok(Served::Done) => self.device.reply(request.unique, Ok(out.as_bytes())),
             Ok(Served::Silent) => {}
-            Ok(Served::Elsewhere) => return Keep::Pass(Vec::new()),
+            Ok(Served::Elsewhere) => return Next::Serve(Vec::new()),
             Err(errno) => {
                 tracing::debug!(unique = request.unique, node = request.nodeid, %errno, "refused");
                 self.device.reply(request.unique, Err(errno));
             }
         }
-        Keep::Served
+        Next::Nothing
     }
 
     /// Serves, on a worker, a message that the reader passed on.

@@ -3,13 +3,15 @@
 #![allow(dead_code)] // Each test program uses its part.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What Python scripts about locks share: locks of each kind, and children.
 pub const PRELUDE: &str = r#"
-import errno, fcntl, os, signal, socket, struct, sys, time
+import ctypes, errno, fcntl, os, signal, socket, struct, sys, time
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 OFD_SETLK, OFD_SETLKW = 37, 38
 def record(f, command, kind, start=0, length=0):
     fcntl.fcntl(f, command, struct.pack("hhqqi4x", kind, 0, start, length, 0))
@@ -24,6 +26,9 @@ def child(work):
     if pid == 0:
         status = 1
         try:
+            # A script that fails leaves nobody behind, and nobody whom the test still listens to.
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
             os.close(ready)
             work(lambda: os.write(tell, b"r"))
             status = 0
@@ -63,7 +68,8 @@ def refused(call, number):
     else: sys.exit("not refused")
 "#;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+/// `lockkeeper`.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 
 /// A folder `source`, shown at `mnt`, in a temporary folder. Dropped, also by a panic, the server is told to
 /// unmount, and if it does not, the mount is detached and the server killed.
@@ -189,6 +195,31 @@ impl Mount {
     /// The same with what [`PRELUDE`] defines.
     pub fn locking_python(&self, script: &str) -> String {
         self.python(&format!("{PRELUDE}{script}"))
+    }
+
+    /// Runs a Python script, with what [`PRELUDE`] defines, that calls `stage(NAME)`: there it waits until
+    /// `check` has looked.
+    pub fn staged(&self, script: &str, mut check: impl FnMut(&str)) {
+        const STAGE: &str = "
+def stage(name):
+    print(name, flush=True)
+    sys.stdin.readline()
+";
+        let mut child = Command::new("timeout")
+            .args(["--kill-after=5", "100", "/usr/bin/python3", "-c"])
+            .arg(format!("{PRELUDE}{STAGE}{script}"))
+            .current_dir(self.path(""))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let mut input = child.stdin.take().expect("piped");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        for line in output.lines() {
+            check(&line.expect("text"));
+            writeln!(input).expect("the script listens");
+        }
+        assert!(child.wait().expect("ends").success());
     }
 
     fn succeed(&self, command: &[&str]) -> String {
