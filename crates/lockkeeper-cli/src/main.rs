@@ -7,6 +7,7 @@ mod doctor;
 mod locks;
 mod mount;
 mod mount_listing;
+mod page;
 mod place;
 mod replay;
 

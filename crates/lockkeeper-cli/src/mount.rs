@@ -26,6 +26,8 @@ use lockkeeper_mount::{
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::page::{self, PageOptions};
+
 /// Tells the second process of `--daemon` that it is the one that serves.
 const DETACHED: &str = "LOCKKEEPER_DETACHED";
 /// What it writes last, once the mount can be used.
@@ -78,6 +80,8 @@ pub struct Arguments {
     /// Do not listen
     #[arg(long, conflicts_with = "status")]
     no_status: bool,
+    #[command(flatten)]
+    page: PageOptions,
     /// What to log
     #[arg(long, value_name = "LEVEL", value_enum, default_value_t = Level::Warn)]
     log: Level,
@@ -198,7 +202,9 @@ fn lock_manager(arguments: &Arguments) -> Arc<ManagerService> {
 }
 
 fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
-    let session = Session::mount(&arguments.mount_options()?, lock_manager(arguments))?;
+    let page = arguments.page.bind()?;
+    let service = lock_manager(arguments);
+    let session = Session::mount(&arguments.mount_options()?, service.clone())?;
     let pid_file = arguments
         .pid_file
         .as_deref()
@@ -209,8 +215,13 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         false => listen(arguments, &session),
     };
     end_on_signal(session.unmounter(), pid_file.clone(), status.clone())?;
+    let mut about_page = String::new();
+    if let Some(page) = page {
+        about_page = page::welcome(&page.url(), page.address());
+        page::serve(page, &session, service).context("cannot serve the page")?;
+    }
     let result = session.run(|settled| {
-        let text = welcome(&session, &settled, status.as_ref(), arguments);
+        let text = welcome(&session, &settled, status.as_ref(), &about_page, arguments);
         if detached {
             report_ready(&text, arguments.log_file.is_some());
         } else {
@@ -308,6 +319,7 @@ fn welcome(
     session: &Session,
     settled: &Negotiated,
     status: Option<&Arc<StatusSocket>>,
+    about_page: &str,
     arguments: &Arguments,
 ) -> String {
     let mut text = String::new();
@@ -341,6 +353,7 @@ fn welcome(
         (DataPath::Cached, None) => writeln!(text, "Data: through the server, cached."),
     };
     if arguments.daemon {
+        text += about_page;
         let _ = writeln!(
             text,
             "Unmount: umount {mountpoint} (or fusermount3 -u {mountpoint})."
@@ -361,6 +374,7 @@ Try, from another terminal:
     if let Some(status) = status {
         let _ = writeln!(text, "Status socket: {}", status.path().display());
     }
+    text += about_page;
     let _ = writeln!(text, "Ctrl-C unmounts.");
     text
 }
@@ -552,6 +566,12 @@ impl Arguments {
                 }
                 ("pid_file", Some(value)) => self.pid_file = Some(value.into()),
                 ("status", Some(value)) => self.status = Some(value.into()),
+                ("http", Some(value)) => {
+                    let address = page::address(value)
+                        .map_err(|error| anyhow::anyhow!("-o {option}: {error}"))?;
+                    self.page.http = Some(address);
+                }
+                ("http_any_address", None) => self.page.http_any_address = true,
                 ("log_file", Some(value)) => self.log_file = Some(value.into()),
                 ("log", Some(value)) => {
                     self.log = Level::from_str(value, true)
@@ -586,7 +606,8 @@ impl Arguments {
                      suid, dev, noexec, cache=SECONDS, entry_timeout=SECONDS, attr_timeout=SECONDS, \
                      fairness=unlimited|fifo|N, max_locks=N, max_locks_per_file=N, max_locks_per_owner=N, \
                      max_waiters=N, max_waiters_per_file=N, max_waiters_per_owner=N, \
-                     pid_file=FILE, status=SOCKET, no_status, log=LEVEL, log_file=FILE"
+                     pid_file=FILE, status=SOCKET, no_status, \
+                     http=ADDRESS:PORT, http_any_address, log=LEVEL, log_file=FILE"
                 ),
             }
         }

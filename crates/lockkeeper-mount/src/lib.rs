@@ -32,6 +32,7 @@
 //!              └─► workers  the same, for what may wait for a disk
 //!
 //!  service      the LockService over lockkeeper's LockManager
+//!  timelines    what is recorded of the files that somebody watches
 //!  status       the socket over which a listing is asked for; what it says: lockkeeper-watch
 //! ```
 //!
@@ -63,6 +64,7 @@ mod service;
 mod session;
 pub mod status;
 mod sys;
+mod timelines;
 #[cfg(test)]
 mod wire_tests;
 mod workers;
@@ -79,3 +81,4 @@ pub use rustix::io::Errno;
 pub use server::{DataPath, Negotiated, Observer};
 pub use service::ManagerService;
 pub use session::{MountOptions, Session, Unmounted, Unmounter};
+pub use timelines::Watching;

@@ -35,6 +35,8 @@ use crate::locks::{
 };
 use crate::owners::{Owner, OwnerKind};
 use crate::report::{Blocker, FileLocks, Held, Kind, Lock, Mode, Waiting};
+use crate::timelines::{Timelines, Watching, unix_time};
+use lockkeeper_watch::timeline::{Claim, What};
 use rustix::io::Errno;
 
 /// Serves a mount's locks from a [`LockManager`].
@@ -42,6 +44,7 @@ use rustix::io::Errno;
 pub struct ManagerService {
     manager: LockManager,
     open: Mutex<OpenFiles>,
+    timelines: Arc<Timelines>,
 }
 
 /// The files that were used to lock, by the open file descriptions.
@@ -58,7 +61,27 @@ impl ManagerService {
         ManagerService {
             manager,
             open: Mutex::default(),
+            timelines: Arc::default(),
         }
+    }
+
+    /// Has the grants, waits and releases of a file recorded for as long as what is returned lives.
+    pub fn watch(&self, file: FileId) -> Watching {
+        self.timelines.watch(file, |recorder| {
+            let snapshot = self.manager.file(manager_file(file)).snapshot();
+            let (now, unix_now) = (self.manager.now(), unix_time());
+            let began = |since: Time| unix_now - now.since(since).as_secs_f64();
+            for granted in &snapshot.granted {
+                let claim = claim_of_info(&granted.lock);
+                recorder.granted(claim, pid_of(&granted.lock), began(granted.since));
+            }
+            let mut waiting: Vec<_> = snapshot.waiting.iter().collect();
+            waiting.sort_by_key(|waiter| waiter.arrival);
+            for waiter in waiting {
+                let claim = claim_of_info(&waiter.lock);
+                recorder.waits(claim, pid_of(&waiter.lock), began(waiter.since));
+            }
+        })
     }
 
     /// The file, and remembers it for the open file description.
@@ -81,10 +104,27 @@ impl ManagerService {
         found
     }
 
+    /// Tells that a request was granted, or an unlock done.
+    #[cold]
+    fn tell_of(&self, request: &LockRequest, begun: Option<f64>) {
+        self.timelines
+            .tell(request.file, |recorder| match lock_type(request.kind) {
+                Some(lock_type) => {
+                    let claim = claim_of(request, lock_type);
+                    recorder.granted(claim, request.pid, unix_time());
+                }
+                None => {
+                    let claim = claim_of(request, LockType::Write);
+                    recorder.released(&claim, begun.unwrap_or_else(unix_time));
+                }
+            });
+    }
+
     /// Has a request wait. `start` is given what to do once it has an outcome.
     fn wait(
         &self,
         reply: DeferredReply,
+        wait: Wait,
         start: impl FnOnce(
             CallbackId,
             Box<dyn FnOnce(Result<(), LockError>) + Send>,
@@ -93,14 +133,62 @@ impl ManagerService {
         let id = CallbackId(reply.id().0);
         let owed = Arc::new(Mutex::new(Some(reply)));
         let callback = {
-            let owed = owed.clone();
-            Box::new(move |outcome| answer(&owed, outcome))
+            let (owed, timelines) = (owed.clone(), self.timelines.clone());
+            Box::new(move |outcome| {
+                let what = what_ended(&outcome);
+                answer(&owed, outcome);
+                wait.ended(&timelines, what);
+            })
         };
         match start(id, callback) {
-            Ok(Started::Waiting(_)) => {}
-            Ok(Started::Granted) => answer(&owed, Ok(())),
+            Ok(Started::Waiting(_)) => {
+                if self.timelines.are_watched() {
+                    wait.began(&self.timelines, &owed);
+                }
+            }
+            Ok(Started::Granted) => {
+                answer(&owed, Ok(()));
+                wait.ended(&self.timelines, What::Granted);
+            }
             Err(error) => answer(&owed, Err(error)),
         }
+    }
+}
+
+/// A request that may have to wait, as it is recorded.
+#[derive(Clone, Copy)]
+struct Wait {
+    file: FileId,
+    claim: Claim,
+    pid: u32,
+}
+
+impl Wait {
+    /// It waits. Unless the reply has been sent meanwhile: then its end may have been told before.
+    #[cold]
+    fn began(&self, timelines: &Timelines, owed: &Mutex<Option<DeferredReply>>) {
+        let owed = lock(owed);
+        if owed.is_some() {
+            timelines.tell(self.file, |recorder| {
+                recorder.waits(self.claim, self.pid, unix_time());
+            });
+        }
+    }
+
+    fn ended(&self, timelines: &Timelines, what: What) {
+        if timelines.are_watched() {
+            timelines.tell(self.file, |recorder| {
+                recorder.wait_ends(self.claim, self.pid, what, unix_time());
+            });
+        }
+    }
+}
+
+fn what_ended(outcome: &Result<(), LockError>) -> What {
+    match outcome {
+        Ok(()) => What::Granted,
+        Err(error) if errno_of(error) == Errno::INTR => What::Cancelled,
+        Err(_) => What::Refused,
     }
 }
 
@@ -138,6 +226,8 @@ impl LockService for ManagerService {
 
     fn setlk(&self, request: &LockRequest) -> Result<(), Errno> {
         let file = self.file(request.file, request.handle);
+        // A release wakes others within the call: it is told as of before.
+        let begun = self.timelines.are_watched().then(unix_time);
         let result = match request_of(request)? {
             Some(wanted) => file.try_lock(&wanted),
             None if request.class == LockClass::Flock => {
@@ -146,6 +236,9 @@ impl LockService for ManagerService {
             }
             None => file.unlock(&owner_of(request.owner), range_of(request.range)?),
         };
+        if self.timelines.are_watched() && result.is_ok() {
+            self.tell_of(request, begun);
+        }
         result.map_err(|error| errno_of(&error))
     }
 
@@ -163,10 +256,20 @@ impl LockService for ManagerService {
         let file = self.file(request.file, request.handle);
         match file.try_lock(&wanted) {
             Err(LockError::Conflict(_) | LockError::Queued(_)) => {}
-            result => return reply.send(result.map_err(|error| errno_of(&error))),
+            result => {
+                if self.timelines.are_watched() && result.is_ok() {
+                    self.tell_of(request, None);
+                }
+                return reply.send(result.map_err(|error| errno_of(&error)));
+            }
         }
         let taker = ProcessId(request.pid.into());
-        self.wait(reply, |id, callback| match request.class {
+        let wait = Wait {
+            file: request.file,
+            claim: claim_of(request, lock_type),
+            pid: request.pid,
+        };
+        self.wait(reply, wait, |id, callback| match request.class {
             LockClass::Flock => file
                 .flock(OpenFileId(request.owner.id))
                 .taken_by(taker)
@@ -184,9 +287,15 @@ impl LockService for ManagerService {
     }
 
     fn close_owner(&self, file: FileId, owner: Owner) {
+        let begun = self.timelines.are_watched().then(unix_time);
         self.manager
             .file(manager_file(file))
             .release_owner(&owner_of(owner), Waits::Keep);
+        if self.timelines.are_watched() {
+            self.timelines.tell(file, |recorder| {
+                recorder.owner_gone(owner.id, begun.unwrap_or_else(unix_time));
+            });
+        }
     }
 
     fn released(&self, handle: HandleId) {
@@ -244,7 +353,18 @@ impl LockService for ManagerService {
         let records = file
             .records(owner_of(wait_as))
             .taken_by(ProcessId(io.tid.into()));
-        self.wait(admission, |id, callback| {
+        let wait = Wait {
+            file: io.file,
+            claim: Claim {
+                owner: wait_as.id,
+                kind: Kind::Access,
+                start: io.range.start,
+                end: last_byte(io.range.end),
+                mode: mode_of(access),
+            },
+            pid: io.tid,
+        };
+        self.wait(admission, wait, |id, callback| {
             records.wait_for_io_callback(id, access, range, callback)
         });
     }
@@ -308,24 +428,63 @@ fn shown(info: &LockInfo, commands: &mut Commands) -> Lock {
     let pid = pid_of(info);
     let end = info.range.end();
     Lock {
-        kind: match info.kind {
-            lockkeeper::LockKind::Posix => Kind::Posix,
-            lockkeeper::LockKind::Ofd => Kind::Ofd,
-            lockkeeper::LockKind::Flock => Kind::Flock,
-            lockkeeper::LockKind::Access => Kind::Access,
-            lockkeeper::LockKind::Lease => Kind::Lease,
-            lockkeeper::LockKind::Delegation => Kind::Delegation,
-        },
+        kind: kind_of(info),
         mode: mode_of(info.lock_type),
         start: info.range.start(),
         end: (end < OFFSET_MAX).then_some(end),
         pid,
         command: commands.of(pid),
-        owner: match &info.owner {
-            lockkeeper::Owner::Process(ProcessId(id))
-            | lockkeeper::Owner::OpenFile(OpenFileId(id)) => *id,
-            lockkeeper::Owner::Remote(_) => 0,
+        owner: owner_number(info),
+    }
+}
+
+/// A request as it is recorded.
+fn claim_of(request: &LockRequest, lock_type: LockType) -> Claim {
+    Claim {
+        owner: request.owner.id,
+        kind: match request.class {
+            LockClass::Posix => Kind::Posix,
+            LockClass::Ofd => Kind::Ofd,
+            LockClass::Flock => Kind::Flock,
         },
+        start: request.range.start,
+        end: last_byte(request.range.end),
+        mode: mode_of(lock_type),
+    }
+}
+
+/// A lock or request of a snapshot as it is recorded.
+fn claim_of_info(info: &LockInfo) -> Claim {
+    Claim {
+        owner: owner_number(info),
+        kind: kind_of(info),
+        start: info.range.start(),
+        end: last_byte(info.range.end()),
+        mode: mode_of(info.lock_type),
+    }
+}
+
+fn last_byte(end: u64) -> u64 {
+    if end < OFFSET_MAX { end } else { u64::MAX }
+}
+
+fn kind_of(info: &LockInfo) -> Kind {
+    match info.kind {
+        lockkeeper::LockKind::Posix => Kind::Posix,
+        lockkeeper::LockKind::Ofd => Kind::Ofd,
+        lockkeeper::LockKind::Flock => Kind::Flock,
+        lockkeeper::LockKind::Access => Kind::Access,
+        lockkeeper::LockKind::Lease => Kind::Lease,
+        lockkeeper::LockKind::Delegation => Kind::Delegation,
+    }
+}
+
+fn owner_number(info: &LockInfo) -> u64 {
+    match &info.owner {
+        lockkeeper::Owner::Process(ProcessId(id)) | lockkeeper::Owner::OpenFile(OpenFileId(id)) => {
+            *id
+        }
+        lockkeeper::Owner::Remote(_) => 0,
     }
 }
 
