@@ -178,22 +178,51 @@ fn open_files() -> Finding {
     }
 }
 
-/// Whether a caller's system call can be seen, by which OFD locks are told from POSIX locks.
+/// Whether a caller's system call can be seen, by which OFD locks are told from POSIX locks. Root's right to
+/// look is a capability; for others it depends on what they look at, so another process of theirs is tried.
 fn callers() -> Finding {
-    let denied = "the system calls of others cannot be seen";
-    let Some(parent) = rustix::process::getppid() else {
-        return Note("cannot tell: no parent process to look at".into());
-    };
-    match fs::read(format!("/proc/{}/syscall", parent.as_raw_nonzero())) {
-        Ok(_) => Good("OFD locks can be told from POSIX locks".into()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Note(format!("{denied} (/proc is not mounted or hides them)"))
-        }
-        Err(_) => Note(format!(
-            "{denied} (kernel.yama.ptrace_scope, or another user): locks exclude all the same, but an OFD lock may count as \
-             a process's in deadlock detection; sysctl kernel.yama.ptrace_scope=0, or mount as root"
+    const LOSS: &str = "locks exclude all the same, but an OFD lock may count as a process's in deadlock detection";
+    let told = || Good("OFD locks can be told from POSIX locks".into());
+    if !Path::new("/proc/self/syscall").exists() {
+        return Note(format!(
+            "/proc does not show system calls (it is not mounted, or hides them): {LOSS}"
+        ));
+    }
+    let able = rustix::thread::capabilities(None).is_ok_and(|sets| {
+        sets.effective
+            .contains(rustix::thread::CapabilitySet::SYS_PTRACE)
+    });
+    if able {
+        return told();
+    }
+    // Where it is missing, the kernel has no such restriction.
+    let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if !matches!(yama.trim(), "" | "0") {
+        return Note(format!(
+            "the system calls of others cannot be seen (kernel.yama.ptrace_scope is {}): {LOSS}; \
+             sysctl kernel.yama.ptrace_scope=0, or mount as root",
+            yama.trim()
+        ));
+    }
+    match another_process() {
+        None => told(),
+        Some(process) if fs::read(process.join("syscall")).is_ok() => told(),
+        Some(process) => Note(format!(
+            "the system calls of others cannot be seen ({}/syscall is closed): {LOSS}; mount as root",
+            process.display()
         )),
     }
+}
+
+/// A process of the same user that is not this one, as its folder in /proc.
+fn another_process() -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let (user, own) = (rustix::process::geteuid().as_raw(), std::process::id());
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let is_theirs = entry.metadata().ok()?.uid() == user;
+        (is_theirs && pid != own).then(|| entry.path())
+    })
 }
 
 /// Grants everything and counts it: to see that locks come through.

@@ -55,16 +55,16 @@ pub struct Arguments {
     #[arg(long)]
     no_backing: bool,
     /// Seconds for which the kernel may use names and attributes without asking again
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    cache: f64,
+    #[arg(long, value_name = "SECONDS", value_parser = cache_time, allow_negative_numbers = true, default_value = "1")]
+    cache: Duration,
     /// The same for names alone
-    #[arg(long, value_name = "SECONDS")]
-    entry_cache: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = cache_time, allow_negative_numbers = true)]
+    entry_cache: Option<Duration>,
     /// The same for attributes alone
-    #[arg(long, value_name = "SECONDS")]
-    attr_cache: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = cache_time, allow_negative_numbers = true)]
+    attr_cache: Option<Duration>,
     /// How many newcomers may overtake a waiting request: `unlimited` (as Linux), `fifo` (none), or a number
-    #[arg(long, value_name = "unlimited|fifo|N", value_parser = fairness, default_value = "1000")]
+    #[arg(long, value_name = "unlimited|fifo|N", value_parser = fairness, allow_negative_numbers = true, default_value = "1000")]
     fairness: Fairness,
     #[command(flatten)]
     limits: LimitOptions,
@@ -107,22 +107,22 @@ pub struct Arguments {
 #[derive(Args, Clone, Debug, Default)]
 struct LimitOptions {
     /// Locks of one owner (a process or an open file) on all files
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_locks_per_owner: Option<u32>,
     /// Locks on one file
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_locks_per_file: Option<u32>,
     /// Locks on the whole mount
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_locks: Option<u32>,
     /// Waiting requests of one owner on all files
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_waiters_per_owner: Option<u32>,
     /// Waiting requests on one file
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_waiters_per_file: Option<u32>,
     /// Waiting requests on the whole mount
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit, allow_negative_numbers = true)]
     max_waiters: Option<u32>,
 }
 
@@ -156,10 +156,12 @@ fn fairness(text: &str) -> Result<Fairness, String> {
     match text {
         "unlimited" => Ok(Fairness::Unlimited),
         "fifo" => Ok(Fairness::FIFO),
-        number => number
-            .parse()
-            .map(Fairness::Bounded)
-            .map_err(|_| "neither `unlimited` nor `fifo` nor a number".into()),
+        number => number.parse().map(Fairness::Bounded).map_err(|_| {
+            format!(
+                "neither `unlimited` nor `fifo` nor a whole number from 0 to {}",
+                u32::MAX
+            )
+        }),
     }
 }
 
@@ -204,7 +206,7 @@ fn lock_manager(arguments: &Arguments) -> Arc<ManagerService> {
 fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
     let page = arguments.page.bind()?;
     let service = lock_manager(arguments);
-    let session = Session::mount(&arguments.mount_options()?, service.clone())?;
+    let session = Session::mount(&arguments.mount_options(), service.clone())?;
     let pid_file = arguments
         .pid_file
         .as_deref()
@@ -212,7 +214,7 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         .transpose()?;
     let status = match arguments.no_status {
         true => None,
-        false => listen(arguments, &session),
+        false => listen(arguments, &session)?,
     };
     end_on_signal(session.unmounter(), pid_file.clone(), status.clone())?;
     let mut about_page = String::new();
@@ -225,8 +227,7 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         if detached {
             report_ready(&text, arguments.log_file.is_some());
         } else {
-            print!("{text}");
-            let _ = io::stdout().flush();
+            say(&text);
         }
         notify_systemd("READY=1");
     });
@@ -240,9 +241,18 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
     }
     result.with_context(|| format!("serving {} failed", session.mountpoint().display()))?;
     if !detached {
-        println!("{} is unmounted.", session.mountpoint().display());
+        say(&format!(
+            "{} is unmounted.\n",
+            session.mountpoint().display()
+        ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to the standard output; a mount does not end because nobody reads what it says.
+fn say(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Unmounts on SIGINT, SIGTERM and SIGHUP; a second signal does not wait for anybody.
@@ -294,15 +304,21 @@ fn end_on_signal(
     Ok(())
 }
 
-fn listen(arguments: &Arguments, session: &Session) -> Option<Arc<StatusSocket>> {
+/// Listens for `lockkeeper locks`: where it was told to, or it fails; else where it can.
+fn listen(arguments: &Arguments, session: &Session) -> anyhow::Result<Option<Arc<StatusSocket>>> {
     let default_path = session.dev().map(status::default_path);
-    let path = arguments.status.clone().or_else(|| default_path.clone())?;
+    let Some(path) = arguments.status.clone().or_else(|| default_path.clone()) else {
+        return Ok(None);
+    };
     let reporter = session.reporter();
     let mut socket = match StatusSocket::listen(&path, move || reporter.report()) {
         Ok(socket) => socket,
+        Err(error) if arguments.status.is_some() => {
+            return Err(error).with_context(|| format!("cannot listen on {}", path.display()));
+        }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no status socket");
-            return None;
+            return Ok(None);
         }
     };
     if let Some(default_path) = default_path
@@ -311,7 +327,7 @@ fn listen(arguments: &Arguments, session: &Session) -> Option<Arc<StatusSocket>>
     {
         tracing::info!(path = %default_path.display(), %error, "the status socket is not linked here");
     }
-    Some(Arc::new(socket))
+    Ok(Some(Arc::new(socket)))
 }
 
 /// One screen: what is where, and what to try.
@@ -324,7 +340,8 @@ fn welcome(
 ) -> String {
     let mut text = String::new();
     let (source, mountpoint) = (session.source().display(), session.mountpoint().display());
-    for folder in &session.prepared().created {
+    let for_status = status.map_or(&[][..], |socket| socket.created());
+    for folder in session.prepared().created.iter().chain(for_status) {
         let _ = writeln!(text, "Created the folder {}.", folder.display());
     }
     if session.prepared().replaced_dead_mount {
@@ -512,7 +529,7 @@ impl Drop for PidFile {
 }
 
 impl Arguments {
-    fn mount_options(&self) -> anyhow::Result<MountOptions> {
+    fn mount_options(&self) -> MountOptions {
         let mut options = MountOptions::new(&self.source, &self.mountpoint);
         options.read_only = self.read_only;
         options.allow_other = self.allow_other;
@@ -521,9 +538,9 @@ impl Arguments {
         options.suid = self.suid;
         options.dev = self.dev;
         options.exec = !self.noexec;
-        options.entry_timeout = seconds(self.entry_cache.unwrap_or(self.cache))?;
-        options.attr_timeout = seconds(self.attr_cache.unwrap_or(self.cache))?;
-        Ok(options)
+        options.entry_timeout = self.entry_cache.unwrap_or(self.cache);
+        options.attr_timeout = self.attr_cache.unwrap_or(self.cache);
+        options
     }
 
     /// Takes in what came as `-o`.
@@ -549,17 +566,16 @@ impl Arguments {
                 ("noexec", None) => self.noexec = true,
                 ("exec", None) => self.noexec = false,
                 ("no_status", None) => self.no_status = true,
-                ("cache", Some(value)) => self.cache = number(option, value)?,
-                ("entry_timeout", Some(value)) => self.entry_cache = Some(number(option, value)?),
-                ("attr_timeout", Some(value)) => self.attr_cache = Some(number(option, value)?),
-                ("fairness", Some(value)) => {
-                    self.fairness =
-                        fairness(value).map_err(|error| anyhow::anyhow!("-o {option}: {error}"))?;
+                ("cache", Some(value)) => self.cache = read(option, value, cache_time)?,
+                ("entry_timeout", Some(value)) => {
+                    self.entry_cache = Some(read(option, value, cache_time)?);
                 }
+                ("attr_timeout", Some(value)) => {
+                    self.attr_cache = Some(read(option, value, cache_time)?);
+                }
+                ("fairness", Some(value)) => self.fairness = read(option, value, fairness)?,
                 (name, Some(value)) if self.limits.by_mount_option(name).is_some() => {
-                    let limit = value
-                        .parse()
-                        .with_context(|| format!("-o {option}: not a number"))?;
+                    let limit = read(option, value, limit)?;
                     if let Some(slot) = self.limits.by_mount_option(name) {
                         *slot = Some(limit);
                     }
@@ -574,8 +590,7 @@ impl Arguments {
                 ("http_any_address", None) => self.page.http_any_address = true,
                 ("log_file", Some(value)) => self.log_file = Some(value.into()),
                 ("log", Some(value)) => {
-                    self.log = Level::from_str(value, true)
-                        .map_err(|error| anyhow::anyhow!("-o {option}: {error}"))?;
+                    self.log = read(option, value, |text| Level::from_str(text, true))?;
                 }
                 // What mount(8) and fstab say to each other, and defaults that hold anyway.
                 (
@@ -615,15 +630,29 @@ impl Arguments {
     }
 }
 
-fn number(option: &str, value: &str) -> anyhow::Result<f64> {
-    value
-        .parse()
-        .with_context(|| format!("-o {option}: not a number of seconds"))
+/// Reads the value of a mount option as its long option reads it.
+fn read<T>(
+    option: &str,
+    value: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> anyhow::Result<T> {
+    parse(value).map_err(|error| anyhow::anyhow!("-o {option}: {error}"))
 }
 
-fn seconds(value: f64) -> anyhow::Result<Duration> {
-    Duration::try_from_secs_f64(value)
-        .with_context(|| format!("{value} is no cache time in seconds"))
+/// The longest cache time: more seconds than anybody waits, and the kernel can still add them to its clock.
+const LONGEST_CACHE: f64 = 1e9;
+
+fn cache_time(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .filter(|seconds| (0.0..=LONGEST_CACHE).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "not a number of seconds from 0 to 1000000000, such as 0.5".into())
+}
+
+fn limit(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| format!("not a whole number from 0 to {}", u32::MAX))
 }
 
 /// What this program would be called with instead, if it is called as mount(8) calls its helpers
@@ -680,7 +709,7 @@ mod tests {
         .expect("known options");
         assert!(arguments.read_only && arguments.allow_other && arguments.noexec);
         assert_eq!(arguments.log, Level::Debug);
-        let options = arguments.mount_options().expect("times");
+        let options = arguments.mount_options();
         assert_eq!(options.entry_timeout, Duration::from_millis(2500));
         assert_eq!(options.attr_timeout, Duration::ZERO);
         assert!(!options.suid && !options.dev && !options.exec);
@@ -714,9 +743,21 @@ mod tests {
             let error = parse(words).map(drop).expect_err("wrong").to_string();
             assert!(error.contains(named), "{error}");
         }
-        assert!(parse("mount s m --cache -1").is_err());
-        let negative = parse("mount s m --cache=-1").expect("a number");
-        assert!(negative.mount_options().is_err());
+        // Values out of range are told what the range is, however they are given.
+        for (words, told) in [
+            ("mount s m --cache -1", "seconds from 0"),
+            ("mount s m --cache=-1", "seconds from 0"),
+            ("mount s m --cache abc", "seconds from 0"),
+            ("mount s m --attr-cache nan", "seconds from 0"),
+            ("mount s m -o entry_timeout=1e10", "seconds from 0"),
+            ("mount s m --max-locks -3", "from 0 to 4294967295"),
+            ("mount s m --max-waiters 1.5", "from 0 to 4294967295"),
+            ("mount s m -o max_locks=-3", "from 0 to 4294967295"),
+            ("mount s m --fairness -1", "from 0 to 4294967295"),
+        ] {
+            let error = parse(words).map(drop).expect_err(words).to_string();
+            assert!(error.contains(told), "{words}: {error}");
+        }
     }
 
     #[test]

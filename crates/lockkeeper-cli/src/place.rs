@@ -5,11 +5,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use lockkeeper::Fairness;
 use lockkeeper_script::Executor;
 use lockkeeper_script::directory::{Directory, Options};
 use lockkeeper_script::library::Library;
+
+/// How the library is named among the places.
+const LIBRARY: &str = "library";
 
 /// Where a script runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +28,7 @@ impl FromStr for Place {
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(match text {
-            "library" => Self::Library,
+            LIBRARY => Self::Library,
             directory => Self::Directory(directory.into()),
         })
     }
@@ -34,7 +37,7 @@ impl FromStr for Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Library => f.write_str("library"),
+            Self::Library => f.write_str(LIBRARY),
             Self::Directory(directory) => write!(f, "{}", directory.display()),
         }
     }
@@ -49,6 +52,14 @@ impl Place {
     pub fn executor(&self, strict: bool) -> anyhow::Result<Box<dyn Executor>> {
         match self {
             Self::Library => Ok(Box::new(Library::new(Fairness::Unlimited))),
+            Self::Directory(directory) if !directory.is_dir() => {
+                let name = directory.to_string_lossy();
+                let meant = match strsim::damerau_levenshtein(&name, LIBRARY) <= 2 {
+                    true => "; did you mean `library`?",
+                    false => "",
+                };
+                bail!("{name} is neither `{LIBRARY}` nor a folder{meant}")
+            }
             Self::Directory(directory) => Ok(Box::new(on_directory(directory, strict)?)),
         }
     }

@@ -72,6 +72,9 @@ fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Script>> {
             let text = fs::read_to_string(&file)
                 .with_context(|| format!("cannot read {}", file.display()))?;
             match Script::parse(&file.to_string_lossy(), &text) {
+                Ok(script) if script.statements().next().is_none() => {
+                    mistakes.push(format!("{}: no steps: nothing to run", file.display()));
+                }
                 Ok(script) => scripts.push(script),
                 Err(mistake) => mistakes.push(mistake.to_string()),
             }

@@ -223,6 +223,10 @@ fn what_cannot_be_mounted_is_named() {
             "cannot create the folder /proc/nowhere",
         ),
         (
+            &["mount", "source", "mnt", "--max-locks", "-3"],
+            "from 0 to",
+        ),
+        (
             &["mount", "source", "mnt", "--log-file", "no/such/folder"],
             "no/such/folder",
         ),

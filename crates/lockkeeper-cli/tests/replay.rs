@@ -249,18 +249,27 @@ fn a_place_that_cannot_be_used_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let table = [
-        (folder.path().join("none"), "No such file or directory"),
-        (file, "Not a directory"),
-    ];
-    for (place, reason) in table {
+    for (place, advice) in [
+        (folder.path().join("none"), ""),
+        (file, ""),
+        ("libary".into(), "; did you mean `library`?"),
+    ] {
         let run = replay_on(&place, "A exit");
         assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{}", run.err);
         let what = format!(
-            "error: cannot make a folder for the script's files in {}: {reason}",
+            "error: {} is neither `library` nor a folder{advice}\n",
             place.display()
         );
-        assert!(run.err.starts_with(&what), "{}", run.err);
+        assert_eq!(run.err, what);
+    }
+}
+
+#[test]
+fn a_script_without_steps_is_no_run_that_passes() {
+    for text in ["", "\n\n", "# only a remark\n"] {
+        let run = replay_text(text);
+        assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{}", run.err);
+        assert!(run.err.contains("no steps"), "{}", run.err);
     }
 }
 

@@ -153,15 +153,40 @@ fn folder(path: &Path, prepared: &mut Prepared) -> Result<PathBuf, MountError> {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Err(MountError::NotAFolder(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(path).map_err(|error| MountError::Create {
-                path: path.into(),
-                error,
-            })?;
-            prepared.created.push(path.into());
+            prepared.created.extend(make_folders(path)?);
         }
         Err(error) => return Err(unusable(error)),
     }
     path.canonicalize().map_err(unusable)
+}
+
+/// Makes a folder that is missing and its missing parents. Returns those it made, the outermost first.
+///
+/// # Errors
+/// [`MountError::Create`], naming the folder that could not be made; what was made before is removed.
+pub(crate) fn make_folders(path: &Path) -> Result<Vec<PathBuf>, MountError> {
+    let missing: Vec<&Path> = path
+        .ancestors()
+        .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+        .collect();
+    let mut made = Vec::new();
+    for folder in missing.into_iter().rev() {
+        match fs::create_dir(folder) {
+            Ok(()) => made.push(folder.to_owned()),
+            // `a/..` is there once `a` is; or somebody else was quicker.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+            Err(error) => {
+                for folder in made.iter().rev() {
+                    let _ = fs::remove_dir(folder);
+                }
+                return Err(MountError::Create {
+                    path: folder.into(),
+                    error,
+                });
+            }
+        }
+    }
+    Ok(made)
 }
 
 /// How a mount is to be set up.
@@ -472,7 +497,8 @@ mod tests {
         let outside = temp.path().join("deep/mnt");
         let (_, mountpoint, prepared) = prepare(&source, &outside).expect("prepared");
         assert!(mountpoint.is_absolute() && mountpoint.is_dir());
-        assert_eq!(prepared.created, [outside]);
+        let missing = [temp.path().join("deep"), outside];
+        assert_eq!(prepared.created, missing, "each is named");
         let file = temp.path().join("file");
         fs::write(&file, "").expect("written");
         assert!(matches!(

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::mountpoint::{FS_TYPE, MountEntry};
+use crate::mountpoint::{FS_TYPE, MountEntry, make_folders};
 use crate::report::{Report, VERSION};
 
 /// A listening status socket; the file goes when this is dropped.
@@ -23,6 +23,7 @@ pub struct StatusSocket {
     path: PathBuf,
     /// A link to it, where it is looked for.
     link: Option<PathBuf>,
+    created: Vec<PathBuf>,
 }
 
 /// Where a mount with this device number has its socket unless told otherwise: a name that `stat` on
@@ -59,7 +60,7 @@ impl StatusSocket {
         path: &Path,
         report: impl Fn() -> R + Send + 'static,
     ) -> io::Result<StatusSocket> {
-        prepare_folder(path)?;
+        let created = prepare_folder(path)?;
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
         if let Ok(metadata) = fs::symlink_metadata(path)
             && metadata.file_type().is_socket()
@@ -92,6 +93,7 @@ impl StatusSocket {
         Ok(StatusSocket {
             path: std::path::absolute(path)?,
             link: None,
+            created,
         })
     }
 
@@ -100,7 +102,7 @@ impl StatusSocket {
     /// # Errors
     /// If the link cannot be made.
     pub fn announce(&mut self, path: &Path) -> io::Result<()> {
-        prepare_folder(path)?;
+        self.created.extend(prepare_folder(path)?);
         // Whatever socket was there belonged to a mount that had this device number before.
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -120,19 +122,25 @@ impl StatusSocket {
         }
     }
 
+    /// The folders that were missing for it and were made.
+    pub fn created(&self) -> &[PathBuf] {
+        &self.created
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Makes the folder for a socket, closed to others; refuses the default one if somebody else made it.
-fn prepare_folder(socket: &Path) -> io::Result<()> {
+/// Makes the folder for a socket, closed to others, and returns what it made; refuses the default one if
+/// somebody else made it.
+fn prepare_folder(socket: &Path) -> io::Result<Vec<PathBuf>> {
     let Some(folder) = socket.parent() else {
-        return Ok(());
+        return Ok(Vec::new());
     };
-    if !folder.as_os_str().is_empty() && !folder.exists() {
-        fs::create_dir_all(folder)?;
+    let created = make_folders(folder).map_err(io::Error::other)?;
+    if !created.is_empty() {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
     }
     if folder == default_folder()
@@ -143,7 +151,7 @@ fn prepare_folder(socket: &Path) -> io::Result<()> {
             format!("{} belongs to somebody else", folder.display()),
         ));
     }
-    Ok(())
+    Ok(created)
 }
 
 fn answer<R: Serialize>(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> R) {

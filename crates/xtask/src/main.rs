@@ -55,7 +55,7 @@ fn step_names() -> PossibleValuesParser {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Test(test) => run_tests(&test),
-        Task::Packages => packages::ensure(packages::PACKAGES).map(|()| true),
+        Task::Packages => packages::ensure_all().map(|()| true),
         Task::Examples => examples::run_all(repository()).map(|()| true),
     };
     match result {

@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail, ensure};
 
 /// A package's name, and which test needs it.
-type Package = (&'static str, &'static str);
+type Package<'a> = (&'a str, &'a str);
 
 /// Every package that a test needs beyond Rust and a linker. To add one, add a line.
 #[rustfmt::skip]
-pub const PACKAGES: &[Package] = &[
+const PACKAGES: &[Package<'_>] = &[
     ("fuse3", "mounts of ordinary users"),
     ("python3", "the scripts of the tests of real programs"),
     ("sqlite3", "sqlite on a mount"),
@@ -25,18 +25,42 @@ pub const PACKAGES: &[Package] = &[
     ("postgresql", "PostgreSQL on a mount"),
     ("git", "git on a mount"),
     ("python3-lmdb", "LMDB on a mount"),
-    ("libpython3.11-testsuite", "Python's own tests on a mount"),
     ("stress-ng", "stress-ng on a mount"),
     ("bindfs", "the bench of the mount, which compares with its lock forwarding"),
 ];
 
 const INSTALL: &[&str] = &["install", "--yes", "--no-install-recommends"];
 
+/// Returns when everything that a test needs is installed.
+///
+/// # Errors
+/// If something is missing and we are not root, or apt-get cannot install it.
+pub fn ensure_all() -> anyhow::Result<()> {
+    ensure(PACKAGES)?;
+    // Its name has the version of Debian's Python in it, which is there by now.
+    let version = Command::new("/usr/bin/python3")
+        .arg("--version")
+        .output()
+        .context("cannot start /usr/bin/python3")?;
+    let version = String::from_utf8_lossy(&version.stdout);
+    let tests =
+        python_tests(&version).with_context(|| format!("not a version of Python: {version:?}"))?;
+    ensure(&[(&tests, "Python's own tests on a mount")])
+}
+
+/// The package with the tests of a Python that says of itself `Python 3.11.2`.
+fn python_tests(version: &str) -> Option<String> {
+    let mut numbers = version.trim().strip_prefix("Python ")?.split('.');
+    let (major, minor) = (numbers.next()?, numbers.next()?);
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits(major) && digits(minor)).then(|| format!("libpython{major}.{minor}-testsuite"))
+}
+
 /// Returns when all of `packages` are installed.
 ///
 /// # Errors
 /// If one is missing and we are not root, or apt-get cannot install it.
-pub fn ensure(packages: &[Package]) -> anyhow::Result<()> {
+fn ensure(packages: &[Package<'_>]) -> anyhow::Result<()> {
     let mut absent = missing(packages)?;
     if !absent.is_empty() {
         if !is_root()? {
@@ -59,7 +83,7 @@ pub fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn missing(packages: &[Package]) -> anyhow::Result<Vec<Package>> {
+fn missing<'a>(packages: &[Package<'a>]) -> anyhow::Result<Vec<Package<'a>>> {
     if packages.is_empty() {
         return Ok(Vec::new());
     }
@@ -92,7 +116,7 @@ fn is_installed(name: &str, database: &str) -> bool {
         .any(|(status, package)| status == "installed" && package == name)
 }
 
-fn advice(absent: &[Package]) -> String {
+fn advice(absent: &[Package<'_>]) -> String {
     let mut text = String::from("tests need Debian packages that are not installed:\n");
     for (name, test) in absent {
         text += &format!("    {name}: {test}\n");
@@ -104,7 +128,7 @@ fn advice(absent: &[Package]) -> String {
     )
 }
 
-fn names_of(packages: &[Package]) -> String {
+fn names_of(packages: &[Package<'_>]) -> String {
     let names: Vec<_> = packages.iter().map(|(name, _)| *name).collect();
     names.join(" ")
 }
@@ -163,6 +187,20 @@ mod tests {
                  sudo apt-get update && \
                  sudo apt-get install --yes --no-install-recommends fuse3 sqlite3"
         );
+    }
+
+    #[test]
+    fn pythons_tests_are_those_of_the_python_that_is_installed() {
+        for (version, package) in [
+            ("Python 3.11.2\n", Some("libpython3.11-testsuite")),
+            ("Python 3.13.0rc1", Some("libpython3.13-testsuite")),
+            ("Python 4", None),
+            ("", None),
+            ("python: not found", None),
+            ("Python 3.x.1", None),
+        ] {
+            assert_eq!(python_tests(version).as_deref(), package, "{version}");
+        }
     }
 
     #[test]
