@@ -2,6 +2,7 @@
 
 #![deny(missing_docs)]
 
+mod bench;
 mod differ;
 mod doctor;
 mod locks;
@@ -35,16 +36,26 @@ enum Command {
     Replay(replay::Arguments),
     /// Run random lock scripts on a directory and on the library, and compare all that can be seen
     Differ(differ::Arguments),
+    /// Measure loads of locks on the library, a kernel and mounts, side by side
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
-    // Actors of lock scripts are this program, started again.
+    // Actors of lock scripts and tasks of benchmarks are this program, started again.
     let mut arguments = std::env::args_os().skip(1);
-    if arguments
-        .next()
-        .is_some_and(|first| first == lockkeeper_script::directory::ACTOR_COMMAND)
-    {
-        return lockkeeper_script::directory::actor_main(arguments);
+    match arguments.next() {
+        Some(first) if first == lockkeeper_script::directory::ACTOR_COMMAND => {
+            return lockkeeper_script::directory::actor_main(arguments);
+        }
+        Some(first) if first == bench::GROUP_COMMAND => {
+            let group = arguments.next().unwrap_or_default();
+            return lockkeeper_bench::group::main(&group.to_string_lossy());
+        }
+        Some(first) if first == bench::PROBE_COMMAND => {
+            let folder = arguments.next().unwrap_or_default();
+            return lockkeeper_bench::target::probe_main(folder.as_ref());
+        }
+        _ => {}
     }
     // mount(8) calls its helpers by their name.
     let cli = match mount::helper_arguments(std::env::args_os()) {
@@ -57,6 +68,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

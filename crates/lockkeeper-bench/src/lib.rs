@@ -1,0 +1,29 @@
+//! `lockkeeper bench`: does it scale?
+//!
+//! The loads that the field measures ([`load`]), on the library, on a kernel and on mounts
+//! ([`target`]) in one run ([`run`]), as a result file ([`format`](mod@format)), tables ([`table`]).
+//!
+//! Tasks are processes and threads of this program started again ([`group`]), so that what does not end
+//! by itself can be ended.
+
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod board;
+pub mod compare;
+pub mod error;
+pub mod format;
+pub mod group;
+pub mod load;
+pub mod machine;
+pub mod metric;
+pub mod on_kernel;
+pub mod on_library;
+pub mod plot;
+pub mod run;
+mod sys;
+pub mod table;
+pub mod target;
+pub mod tasks;
+
+pub use error::Error;

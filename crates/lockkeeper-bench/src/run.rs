@@ -1,0 +1,770 @@
+//! Running: every load, number of tasks and target in turn, several times, and what came of it.
+//!
+//! Targets take turns within each round, so that a machine that becomes slower or faster meanwhile does so
+//! for all of them. Throughput and waits are measured in turns of their own: no clock is read while
+//! throughput is measured, and each lock call is timed while waits are.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use lockkeeper::Fairness;
+use rustix::fs::MemfdFlags;
+
+use crate::board::{Board, GO, MEASURE, STOP, Word};
+use crate::error::Error;
+use crate::format::{Cell, ResultFile, Settings, mean};
+use crate::group::{Group, GroupReport, HelperReport, LibraryReport, Side, TaskReport, histogram};
+use crate::load::{FairnessSetting, Level, Load};
+use crate::machine::cpus_allowed;
+use crate::on_kernel::file_of;
+use crate::sys::SharedBoard;
+use crate::target::{Probed, Target, probe};
+
+/// How to start this program again.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The program.
+    pub path: PathBuf,
+    /// The hidden command that is [`group::main`](crate::group::main).
+    pub group_command: String,
+    /// The hidden command that is [`target::probe_main`](crate::target::probe_main).
+    pub probe_command: String,
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The loads.
+    pub loads: Vec<Load>,
+    /// What tasks are.
+    pub levels: Vec<Level>,
+    /// How many tasks, ascending.
+    pub tasks: Vec<u32>,
+    /// Who grants the locks.
+    pub targets: Vec<Target>,
+    /// How many ranges are held (ranges).
+    pub held: Vec<u64>,
+    /// How it is measured.
+    pub settings: Settings,
+    /// How long a file system may take to answer.
+    pub answer_within: Duration,
+}
+
+/// One line of the plan: what all targets do in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    load: Load,
+    level: Level,
+    held: u64,
+    tasks: u32,
+}
+
+impl Plan {
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for &load in &self.loads {
+            for &level in &self.levels {
+                let held = if load == Load::Ranges {
+                    &self.held[..]
+                } else {
+                    &[0]
+                };
+                for &held in held {
+                    rows.extend(self.tasks.iter().map(|&tasks| Row {
+                        load,
+                        level,
+                        held,
+                        tasks,
+                    }));
+                }
+            }
+        }
+        rows
+    }
+
+    /// How many turns it takes.
+    pub fn turns(&self) -> u64 {
+        let rows = self.rows();
+        let each: u64 = rows
+            .iter()
+            .map(|row| if row.load.is_loop() { 2 } else { 1 })
+            .sum();
+        each * self.targets.len() as u64 * u64::from(self.settings.rounds)
+    }
+
+    /// Refuses what makes no sense, before anything is started.
+    ///
+    /// # Errors
+    /// What does not, and what to do.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |said: &str| Err(Error::Refused(said.to_owned()));
+        let Settings {
+            rounds,
+            seconds,
+            warm_up,
+            ..
+        } = self.settings;
+        if self.loads.is_empty()
+            || self.levels.is_empty()
+            || self.tasks.is_empty()
+            || self.targets.is_empty()
+        {
+            return refuse("there is nothing to run: name a load, a target and a number of tasks");
+        }
+        if self.tasks.contains(&0) {
+            return refuse("0 tasks do nothing: at least 1");
+        }
+        if rounds == 0 {
+            return refuse("0 rounds measure nothing: at least 1");
+        }
+        if !(0.001..=3600.0).contains(&seconds) || !(0.0..=3600.0).contains(&warm_up) {
+            return refuse("a turn is measured for 0.001 to 3600 seconds");
+        }
+        for row in self.rows() {
+            for target in &self.targets {
+                if let Some(said) = target.refusal(row.load, row.level, row.tasks) {
+                    return Err(Error::Refused(said));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures all of it. `stop` ends it early; `progress` is told before each turn.
+///
+/// # Errors
+/// A plan that makes no sense, a folder that cannot be used, a task that failed or did not end. No
+/// process and no file is left behind then.
+pub fn run(
+    plan: &Plan,
+    program: &Program,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(&str),
+) -> Result<ResultFile, Error> {
+    plan.check()?;
+    raise_file_limit();
+    let probed = probe_all(plan, program)?;
+    let runner = Runner {
+        plan,
+        program,
+        stop,
+    };
+    let mut cells = Vec::new();
+    for row in plan.rows() {
+        let mut of_row: Vec<Cell> = plan
+            .targets
+            .iter()
+            .zip(&probed)
+            .map(|(target, probed)| new_cell(row, target, probed.as_ref()))
+            .collect();
+        for _ in 0..plan.settings.rounds {
+            for is_timed in [false, true] {
+                if is_timed && !row.load.is_loop() {
+                    continue;
+                }
+                for (target, cell) in plan.targets.iter().zip(&mut of_row) {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Interrupted);
+                    }
+                    progress(&format!("{} on {target}", cell.what()));
+                    let turn = runner.turn(row, target, is_timed)?;
+                    add_turn(cell, row, target, &turn, is_timed);
+                }
+            }
+        }
+        cells.extend(of_row);
+    }
+    add_scalability(&mut cells);
+    Ok(ResultFile::new(plan.settings.clone(), cells))
+}
+
+/// Descriptors for as many tasks as there may be, where the system lets us.
+pub(crate) fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+fn probe_all(plan: &Plan, program: &Program) -> Result<Vec<Option<Probed>>, Error> {
+    let mut all = Vec::new();
+    for target in &plan.targets {
+        let Some(folder) = target.folder() else {
+            all.push(None);
+            continue;
+        };
+        let probed = probe(program, folder, plan.answer_within)?;
+        for &load in &plan.loads {
+            if let Some(said) = probed.refusal(load) {
+                return Err(Error::Refused(format!(
+                    "{load} cannot be run on {target}: its file system ({}) says: {said}",
+                    probed.file_system
+                )));
+            }
+        }
+        all.push(Some(probed));
+    }
+    Ok(all)
+}
+
+fn new_cell(row: Row, target: &Target, probed: Option<&Probed>) -> Cell {
+    let Row { load, level, .. } = row;
+    Cell {
+        load,
+        level,
+        tasks: row.tasks,
+        held: row.held,
+        target: target.to_string(),
+        place: target
+            .folder()
+            .zip(probed)
+            .map(|(folder, probed)| format!("{} ({})", folder.display(), probed.file_system)),
+        call: target.call(load, level).to_owned(),
+        served_by: target.served_by(load, level).to_owned(),
+        work: target.work(load, level).to_owned(),
+        notes: Vec::new(),
+        metrics: BTreeMap::new(),
+    }
+}
+
+// ---- One turn --------------------------------------------------------------
+
+struct Runner<'a> {
+    plan: &'a Plan,
+    program: &'a Program,
+    stop: &'a AtomicBool,
+}
+
+/// What came of a turn.
+struct Turn {
+    /// How long was measured.
+    window: Duration,
+    tasks: Vec<TaskReport>,
+    waits: Histogram<u64>,
+    longest: u64,
+    helper: Option<HelperReport>,
+    library: Option<LibraryReport>,
+    /// Deadlock checks that came back.
+    checks: u64,
+}
+
+impl Runner<'_> {
+    fn turn(&self, row: Row, target: &Target, is_timed: bool) -> Result<Turn, Error> {
+        let folder = target.folder().map(files_for).transpose()?;
+        if let Some(folder) = &folder {
+            make_files(row, folder.path())?;
+        }
+        let board_file = board_file()?;
+        let board = SharedBoard::map(&board_file).map_err(Error::system("map shared memory"))?;
+        let side = match target {
+            Target::Library(fairness) => Side::Library(*fairness),
+            _ => Side::Files,
+        };
+        let members = row.tasks + u32::from(row.load.has_helper());
+        let group = Group {
+            parent: std::process::id(),
+            side,
+            load: row.load,
+            level: row.level,
+            tasks: row.tasks,
+            members: (0..members).collect(),
+            folder: folder.as_ref().map(|folder| folder.path().to_owned()),
+            cpus: if self.plan.settings.affinity {
+                cpus_allowed()
+            } else {
+                Vec::new()
+            },
+            is_timed,
+            held: row.held,
+        };
+        let apart = side == Side::Files && row.level == Level::Processes;
+        let mut crew = Crew::default();
+        for first in 0..if apart { members } else { 1 } {
+            let mut group = group.clone();
+            if apart {
+                group.members = vec![first];
+            }
+            crew.start(self.program, &group, &board_file)?;
+        }
+        let place = target.folder().unwrap_or(Path::new("the library"));
+        let watch = Watch {
+            stop: self.stop,
+            place,
+            board: &board,
+        };
+        let is_library = side != Side::Files;
+        let turn = self.conduct(row, is_library, members, &watch, &mut crew)?;
+        drop(crew);
+        if let Some(folder) = folder {
+            let path = folder.path().to_owned();
+            folder.close().map_err(|source| Error::File {
+                what: "remove",
+                path,
+                source,
+            })?;
+        }
+        Ok(turn)
+    }
+
+    /// Takes the tasks through the phases.
+    fn conduct(
+        &self,
+        row: Row,
+        is_library: bool,
+        members: u32,
+        watch: &Watch<'_>,
+        crew: &mut Crew,
+    ) -> Result<Turn, Error> {
+        let board = watch.board;
+        let within = self.plan.answer_within;
+        let start_up = within + Duration::from_millis(20) * members + filling_time(row.held);
+        watch.wait(&board.ready, members, start_up, crew)?;
+        board.phase.set(GO);
+        let seconds = Duration::from_secs_f64(self.plan.settings.seconds);
+        let begin;
+        match row.load {
+            Load::Herd | Load::Chain => {
+                let waiters = row.tasks - u32::from(row.load == Load::Chain);
+                watch.wait(&board.entered, waiters, within, crew)?;
+                // The library's links of a chain are callbacks, which wait from the call on.
+                if !(row.load == Load::Chain && is_library) {
+                    watch.all_asleep(waiters, within, crew)?;
+                }
+                begin = Instant::now();
+                board.phase.set(MEASURE);
+                match row.load {
+                    Load::Chain => watch.pause(seconds, crew)?,
+                    _ => watch.wait(&board.done, members, start_up, crew)?,
+                }
+            }
+            _ => {
+                watch.pause(Duration::from_secs_f64(self.plan.settings.warm_up), crew)?;
+                begin = Instant::now();
+                board.phase.set(MEASURE);
+                watch.pause(seconds, crew)?;
+            }
+        }
+        board.phase.set(STOP);
+        let window = begin.elapsed();
+        if row.load == Load::Chain {
+            // The kernel may not see the cycle; then whoever closes it waits for ever, and so does every
+            // link in any case. They are killed with the crew.
+            let closed = watch.wait(&board.done, 1, Duration::from_millis(500), crew);
+            if matches!(closed, Err(Error::Interrupted | Error::Task(_))) {
+                closed?;
+            }
+            return Ok(Turn::of_checks(board, window));
+        }
+        watch.wait(&board.done, members, start_up, crew)?;
+        Turn::gather(window, crew.reports()?)
+    }
+}
+
+/// Filling a list that is scanned takes the kernel quadratic time: 24 s for 50,000 ranges here.
+fn filling_time(held: u64) -> Duration {
+    Duration::from_secs_f64((held as f64).powi(2) * 4e-8)
+}
+
+fn files_for(folder: &Path) -> Result<tempfile::TempDir, Error> {
+    tempfile::Builder::new()
+        .prefix("lockkeeper-bench-")
+        .tempdir_in(folder)
+        .map_err(|source| Error::Place {
+            path: folder.to_owned(),
+            source,
+        })
+}
+
+fn make_files(row: Row, folder: &Path) -> Result<(), Error> {
+    let count = if row.load == Load::Lock1 {
+        row.tasks
+    } else {
+        1
+    };
+    for task in 0..count {
+        let path = file_of(row.load, folder, task);
+        File::create(&path).map_err(|source| Error::File {
+            what: "write",
+            path,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn board_file() -> Result<OwnedFd, Error> {
+    let file = rustix::fs::memfd_create("lockkeeper-bench", MemfdFlags::CLOEXEC)
+        .map_err(Error::system("make shared memory"))?;
+    rustix::fs::ftruncate(&file, size_of::<Board>() as u64)
+        .map_err(Error::system("make shared memory"))?;
+    Ok(file)
+}
+
+// ---- The processes ---------------------------------------------------------
+
+/// The processes of a turn. Dropped, they are killed and reaped, each by its id.
+#[derive(Default)]
+struct Crew {
+    children: Vec<(Child, BufReader<ChildStdout>)>,
+}
+
+impl Crew {
+    fn start(&mut self, program: &Program, group: &Group, board: &OwnedFd) -> Result<(), Error> {
+        let starting = "start a task";
+        let argument = serde_json::to_string(group).expect("numbers and words are JSON");
+        let stdin = board.try_clone().map_err(Error::system(starting))?;
+        let mut child = Command::new(&program.path)
+            .args([&program.group_command, &argument])
+            .stdin(Stdio::from(stdin))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(Error::system(starting))?;
+        let out = child.stdout.take().expect("it is piped");
+        self.children.push((child, BufReader::new(out)));
+        Ok(())
+    }
+
+    /// What ended before its time, if anything did.
+    fn fallen(&mut self) -> Option<String> {
+        self.children
+            .iter_mut()
+            .find_map(|(child, _)| match child.try_wait() {
+                Ok(Some(status)) if !status.success() => Some(status.to_string()),
+                _ => None,
+            })
+    }
+
+    /// Why those that failed did.
+    fn complaint(&mut self) -> Option<String> {
+        for (child, out) in &mut self.children {
+            let Ok(Some(status)) = child.try_wait() else {
+                continue;
+            };
+            if status.success() {
+                continue;
+            }
+            let mut line = String::new();
+            let _ = out.read_line(&mut line);
+            let report: Option<GroupReport> = serde_json::from_str(&line).ok();
+            if let Some(said) = report.and_then(|report| report.error) {
+                return Some(said);
+            }
+        }
+        None
+    }
+
+    /// All reports. Only when all have said that they are done.
+    fn reports(&mut self) -> Result<Vec<GroupReport>, Error> {
+        self.children
+            .iter_mut()
+            .map(|(_, out)| {
+                let mut line = String::new();
+                out.read_line(&mut line)
+                    .map_err(Error::system("read the report of a task"))?;
+                let report: GroupReport = serde_json::from_str(&line)
+                    .map_err(|_| Error::Task("a task ended without its report".to_owned()))?;
+                match report.error {
+                    Some(said) => Err(Error::Task(format!("a task failed: {said}"))),
+                    None => Ok(report),
+                }
+            })
+            .collect()
+    }
+
+    /// How many threads sleep, of all processes.
+    fn asleep(&self) -> u32 {
+        let of_process = |child: &Child| {
+            let folder = format!("/proc/{}/task", child.id());
+            let threads = fs::read_dir(folder).into_iter().flatten().flatten();
+            threads
+                .filter(|thread| {
+                    let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                    // The state follows the name, which may have anything in it.
+                    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+                    matches!(state, Some(b'S' | b'D'))
+                })
+                .count() as u32
+        };
+        self.children
+            .iter()
+            .map(|(child, _)| of_process(child))
+            .sum()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.children {
+            let _ = child.kill();
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for (child, _) in &mut self.children {
+            // One that hangs in a dead file system, where no signal reaches it, is left to init.
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Waiting for tasks: with a limit, and ended by the user or by a task that fails.
+struct Watch<'a> {
+    stop: &'a AtomicBool,
+    place: &'a Path,
+    board: &'a Board,
+}
+
+impl Watch<'_> {
+    /// How often it looks whether it should go on.
+    const GLANCE: Duration = Duration::from_millis(20);
+
+    fn glance(&self, crew: &mut Crew) -> Result<(), Error> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        if self.board.failed.get() != 0 {
+            // Its report is on its way, and then its end.
+            std::thread::sleep(Self::GLANCE);
+            let said = crew.complaint();
+            let said = said.unwrap_or_else(|| "it did not say why".to_owned());
+            return Err(Error::Task(format!("a task failed: {said}")));
+        }
+        Ok(())
+    }
+
+    fn wait(
+        &self,
+        word: &Word,
+        wanted: u32,
+        within: Duration,
+        crew: &mut Crew,
+    ) -> Result<(), Error> {
+        let begin = Instant::now();
+        let mut looked = begin;
+        loop {
+            let now = word.get();
+            if now >= wanted {
+                return Ok(());
+            }
+            self.glance(crew)?;
+            if begin.elapsed() > within {
+                return Err(Error::NoAnswer {
+                    path: self.place.to_owned(),
+                    within,
+                });
+            }
+            if looked.elapsed() > 10 * Self::GLANCE {
+                looked = Instant::now();
+                if let Some(status) = crew.fallen() {
+                    return Err(Error::Task(format!(
+                        "a task ended before its time: {status}"
+                    )));
+                }
+            }
+            word.wait_while(now, Self::GLANCE);
+        }
+    }
+
+    /// Lets the tasks work.
+    fn pause(&self, time: Duration, crew: &mut Crew) -> Result<(), Error> {
+        let begin = Instant::now();
+        while let Some(left) = time.checked_sub(begin.elapsed()) {
+            self.glance(crew)?;
+            std::thread::sleep(left.min(5 * Self::GLANCE));
+        }
+        Ok(())
+    }
+
+    /// Until so many threads sleep, seen twice: they have said that they are about to.
+    fn all_asleep(&self, waiters: u32, within: Duration, crew: &mut Crew) -> Result<(), Error> {
+        let begin = Instant::now();
+        let mut seen = 0;
+        while seen < 2 {
+            self.glance(crew)?;
+            if begin.elapsed() > within {
+                return Err(Error::NoAnswer {
+                    path: self.place.to_owned(),
+                    within,
+                });
+            }
+            seen = if crew.asleep() >= waiters {
+                seen + 1
+            } else {
+                0
+            };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+// ---- What came of it -------------------------------------------------------
+
+impl Turn {
+    fn of_checks(board: &Board, window: Duration) -> Turn {
+        Turn {
+            window,
+            tasks: Vec::new(),
+            waits: histogram(),
+            longest: 0,
+            helper: None,
+            library: None,
+            checks: board.checks.0.load(Ordering::Acquire),
+        }
+    }
+
+    fn gather(window: Duration, reports: Vec<GroupReport>) -> Result<Turn, Error> {
+        let mut turn = Turn {
+            window,
+            tasks: Vec::new(),
+            waits: histogram(),
+            longest: 0,
+            helper: None,
+            library: None,
+            checks: 0,
+        };
+        for report in reports {
+            turn.tasks.extend(report.tasks);
+            turn.helper = turn.helper.or(report.helper);
+            turn.library = turn.library.or(report.library);
+            turn.longest = turn.longest.max(report.longest);
+            for (value, count) in report.waits {
+                turn.waits.saturating_record_n(value, count);
+            }
+        }
+        // Of the herd, the wait is from the release to the grant.
+        if let Some(released) = turn.helper.map(|helper| helper.released_at)
+            && released > 0
+        {
+            for task in &turn.tasks {
+                let wait = task.granted_at.saturating_sub(released).max(1);
+                turn.waits.saturating_record_n(wait, 1);
+                turn.longest = turn.longest.max(wait);
+            }
+        }
+        Ok(turn)
+    }
+}
+
+fn add_turn(cell: &mut Cell, row: Row, target: &Target, turn: &Turn, is_timed: bool) {
+    let mut add = |name: &str, value: f64| {
+        let values = cell.metrics.entry(name.to_owned()).or_default();
+        values.push(value);
+    };
+    let seconds = turn.window.as_secs_f64();
+    if row.load == Load::Chain {
+        add("checks_per_second", turn.checks as f64 / seconds);
+        add("deadlock_found", f64::from(u8::from(turn.checks > 0)));
+        if turn.checks == 0 {
+            let note = "the deadlock was not found: the task that closed the cycle waited for ever";
+            add_note(cell, note);
+        }
+        return;
+    }
+    if is_timed || row.load == Load::Herd {
+        for (name, quantile) in [("wait_p50_ns", 0.5), ("wait_p99_ns", 0.99)] {
+            add(name, turn.waits.value_at_quantile(quantile) as f64);
+        }
+        add("wait_max_ns", turn.longest as f64);
+    }
+    let pairs: Vec<f64> = turn.tasks.iter().map(|task| task.pairs as f64).collect();
+    let sum: f64 = pairs.iter().sum();
+    let voluntary: u64 = turn.tasks.iter().map(|task| task.usage.voluntary).sum();
+    let wake_ups = match (turn.library, target) {
+        (Some(library), Target::Library(_)) => {
+            library.wake_ups as f64 / (library.acquisitions as f64).max(1.0)
+        }
+        // The holder's release is one more, and each task releases once.
+        _ if row.load == Load::Herd => voluntary as f64 / (sum + 1.0),
+        _ => voluntary as f64 / sum.max(1.0),
+    };
+    if row.load == Load::Herd {
+        add("time_to_last_ns", turn.longest as f64);
+        add("wake_ups_per_release", wake_ups);
+    }
+    if is_timed || row.load == Load::Herd {
+        return;
+    }
+    let ops = 2.0 * sum / seconds;
+    add(row.level.ops_metric(), ops / f64::from(row.tasks));
+    add("ops", ops);
+    let least = pairs.iter().copied().fold(f64::INFINITY, f64::min);
+    let of_mean = if sum > 0.0 {
+        least / (sum / f64::from(row.tasks))
+    } else {
+        0.0
+    };
+    add("least_served", of_mean);
+    let total = |part: fn(&TaskReport) -> u64| turn.tasks.iter().map(part).sum::<u64>() as f64;
+    add(
+        "user_time",
+        total(|task| task.usage.user_us) / 1e6 / seconds,
+    );
+    add(
+        "system_time",
+        total(|task| task.usage.system_us) / 1e6 / seconds,
+    );
+    add("voluntary_context_switches", voluntary as f64 / seconds);
+    let involuntary = total(|task| task.usage.involuntary);
+    add("involuntary_context_switches", involuntary / seconds);
+    add("wake_ups_per_release", wake_ups);
+    if let Some(helper) = turn.helper {
+        match row.load {
+            Load::Readers => {
+                add("writer_grants_per_second", helper.grants as f64 / seconds);
+                add("writer_wait_max_ns", helper.longest as f64);
+            }
+            Load::Lease => add("breaks_per_second", helper.grants as f64 / seconds),
+            _ => {}
+        }
+    }
+    if row.load == Load::Readers && turn.helper.is_some_and(|helper| helper.grants == 0) {
+        add_note(
+            cell,
+            "the writer was kept out by readers until they were stopped",
+        );
+    }
+}
+
+fn add_note(cell: &mut Cell, note: &str) {
+    if !cell.notes.iter().any(|known| known == note) {
+        cell.notes.push(note.to_owned());
+    }
+}
+
+/// Operations at N tasks, divided by N times those of one task, as will-it-scale's users compute it.
+fn add_scalability(cells: &mut [Cell]) {
+    let of_one: Vec<(Cell, f64)> = cells
+        .iter()
+        .filter(|cell| cell.tasks == 1)
+        .filter_map(|cell| Some((cell.clone(), mean(cell.metrics.get("ops")?)?)))
+        .collect();
+    for cell in cells {
+        let same = |other: &Cell| {
+            (other.load, other.level, other.held) == (cell.load, cell.level, cell.held)
+                && other.target == cell.target
+        };
+        let one = of_one.iter().find(|(other, _)| same(other));
+        if let (Some((_, one)), Some(ops)) = (one, cell.metrics.get("ops"))
+            && *one > 0.0
+        {
+            let scale = f64::from(cell.tasks) * one;
+            let values = ops.iter().map(|ops| ops / scale).collect();
+            cell.metrics.insert("scalability".to_owned(), values);
+        }
+    }
+}
+
+/// The library under its default fairness.
+pub fn default_library() -> Target {
+    Target::Library(FairnessSetting(Fairness::default()))
+}

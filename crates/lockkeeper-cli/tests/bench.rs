@@ -1,0 +1,413 @@
+//! `lockkeeper bench`: small runs from end to end, and all that it must refuse. Counts, never times.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+mod support;
+
+use support::{Mount, said};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+
+/// A temporary folder, and runs in it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::Builder::new()
+            .prefix("lockkeeper-test-")
+            .tempdir();
+        Place(folder.expect("temp folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command
+            .arg("bench")
+            .args(arguments)
+            .current_dir(self.0.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn bench(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("runs")
+    }
+
+    /// Runs, which must do, and returns the result file's document.
+    fn measure(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.bench(&[arguments, QUICK, &["--json"]].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        serde_json::from_slice(&output.stdout).expect("one JSON document")
+    }
+
+    /// What is in the folder.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).expect("readable");
+        let mut names: Vec<_> = entries
+            .map(|entry| {
+                entry
+                    .expect("readable")
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+const QUICK: &[&str] = &["--rounds", "1", "--seconds", "0.02", "--warm-up", "0.005"];
+
+fn values(cell: &serde_json::Value, metric: &str) -> Vec<f64> {
+    let values = cell["metrics"][metric].as_array();
+    let values = values.unwrap_or_else(|| panic!("no {metric} in {cell}"));
+    values
+        .iter()
+        .filter_map(serde_json::Value::as_f64)
+        .collect()
+}
+
+#[test]
+fn every_load_runs_on_the_library_and_the_kernel() {
+    let place = Place::new();
+    fs::create_dir(place.path("files")).expect("made");
+    for level in ["threads", "processes"] {
+        let loads = [
+            "lock1", "lock2", "readers", "ranges", "herd", "flock", "ofd", "lease",
+        ];
+        let common = [
+            "--tasks",
+            "1,3",
+            "--as",
+            level,
+            "--on",
+            "library,kernel=files",
+            "--held",
+            "0,50",
+        ];
+        let result = place.measure(&[&loads[..], &common].concat());
+        let cells = result["results"].as_array().expect("a list");
+        // Two numbers of tasks on two targets, and ranges beside two numbers of held ones.
+        assert_eq!(cells.len(), (loads.len() + 1) * 4, "{level}");
+        for cell in cells {
+            let what = format!(
+                "{} {} {level} on {}",
+                cell["load"], cell["tasks"], cell["target"]
+            );
+            if cell["load"] == "herd" {
+                assert!(values(cell, "time_to_last_ns")[0] > 0.0, "{what}");
+                // One wake-up a waiter, and one release more than there are waiters.
+                let waiters = cell["tasks"].as_f64().expect("a number");
+                let wakes = values(cell, "wake_ups_per_release")[0];
+                if cell["target"] == "library" {
+                    assert!(wakes >= waiters / (waiters + 1.0) - 1e-9, "{what}: {wakes}");
+                }
+            } else {
+                let metric = match level {
+                    "threads" => "per_thread_ops",
+                    _ => "per_process_ops",
+                };
+                assert!(values(cell, metric)[0] > 0.0, "{what}");
+                assert_eq!(values(cell, "scalability").len(), 1, "{what}");
+                if cell["tasks"] == 1 {
+                    assert_eq!(values(cell, "scalability"), [1.0], "{what}");
+                    assert_eq!(values(cell, "least_served"), [1.0], "{what}");
+                }
+            }
+            assert!(
+                values(cell, "wait_max_ns")[0] >= values(cell, "wait_p50_ns")[0] * 0.99,
+                "{what}"
+            );
+        }
+    }
+    assert_eq!(
+        fs::read_dir(place.path("files")).expect("readable").count(),
+        0
+    );
+}
+
+#[test]
+fn a_chain_within_the_kernel_s_depth_is_found_and_the_library_finds_any() {
+    let place = Place::new();
+    fs::create_dir(place.path("files")).expect("made");
+    let chain = [
+        "chain",
+        "--tasks",
+        "2,40",
+        "--as",
+        "processes",
+        "--on",
+        "library,kernel=files",
+    ];
+    let result = place.measure(&chain);
+    let cells = result["results"].as_array().expect("a list");
+    for (cell, found) in cells.iter().zip([1.0, 1.0, 1.0, 0.0]) {
+        // Linux gives up after ten steps, and lets the last one wait: it is freed all the same.
+        assert_eq!(values(cell, "deadlock_found"), [found], "{cell}");
+    }
+    assert_eq!(
+        fs::read_dir(place.path("files")).expect("readable").count(),
+        0
+    );
+}
+
+#[test]
+fn each_fairness_setting_is_a_target_of_its_own() {
+    let place = Place::new();
+    let result = place.measure(&[
+        "lock2",
+        "--tasks",
+        "3",
+        "--on",
+        "library",
+        "--fairness",
+        "first-come,bound 10,unlimited",
+    ]);
+    let cells = result["results"].as_array().expect("a list");
+    let names: Vec<_> = cells
+        .iter()
+        .map(|cell| cell["target"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "library first-come",
+            "library bound 10",
+            "library unlimited"
+        ]
+    );
+}
+
+#[test]
+fn a_result_is_drawn_and_compared() {
+    let place = Place::new();
+    let run = place.bench(
+        &[
+            &["lock1", "--on", "library", "--tasks", "1,2", "-o", "a.json"],
+            QUICK,
+        ]
+        .concat(),
+    );
+    assert!(run.status.success(), "{}", said(&run));
+    assert!(said(&run).contains("lock1 as threads"), "{}", said(&run));
+    for picture in ["a.svg", "a.png"] {
+        let plot = place.bench(&["plot", "a.json", "-o", picture]);
+        assert!(plot.status.success(), "{}", said(&plot));
+        assert!(fs::metadata(place.path(picture)).expect("is there").len() > 1000);
+    }
+    let same = place.bench(&["compare", "a.json", "a.json", "--threshold", "0"]);
+    assert!(same.status.success(), "{}", said(&same));
+    assert!(
+        said(&same).contains("GEO-MEAN per_thread_ops of 2"),
+        "{}",
+        said(&same)
+    );
+    // The same with every throughput a tenth.
+    let text = fs::read_to_string(place.path("a.json")).expect("readable");
+    let mut worse: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for cell in worse["results"].as_array_mut().expect("a list") {
+        cell["metrics"]["per_thread_ops"] = serde_json::json!([1.0]);
+    }
+    fs::write(place.path("worse.json"), worse.to_string()).expect("written");
+    let compared = place.bench(&["compare", "a.json", "worse.json"]);
+    assert_eq!(compared.status.code(), Some(1), "{}", said(&compared));
+    assert!(
+        said(&compared).contains("REGRESSION"),
+        "{}",
+        said(&compared)
+    );
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").expect("written");
+    fs::create_dir(place.path("folder")).expect("made");
+    fs::write(place.path("text.json"), "ops: 12").expect("written");
+    fs::write(place.path("other.json"), r#"{"format": "fio"}"#).expect("written");
+    let newer = r#"{"format": "lockkeeper-bench", "version": 99, "results": []}"#;
+    fs::write(place.path("newer.json"), newer).expect("written");
+    let before = place.names();
+    for (arguments, reason) in [
+        (&["lock1", "--tasks", "0"][..], "at least 1"),
+        (&["lock1", "--tasks", "4..2"], "ends before it begins"),
+        (&["lock1", "--tasks", "many"], "no number of tasks"),
+        (&["lock3"], "there is no load `lock3`"),
+        (&["lock1", "--as", "fibres"], "`processes` or `threads`"),
+        (&["lock1", "--on", "nowhere"], "a target is"),
+        (&["lock1", "--on", "kernel=missing"], "No such file"),
+        (&["lock1", "--on", "kernel=file"], "Not a directory"),
+        (&["lock1", "--on", "kernel=/proc"], "cannot use /proc"),
+        (&["lock1", "--on", "library,library"], "named twice"),
+        (
+            &["lock1", "--on", "kernel", "--fairness", "first-come"],
+            "a setting of the library",
+        ),
+        (&["lock1", "--fairness", "fair"], "fairness is"),
+        (&["lock1", "--held", "10"], "is for the load `ranges`"),
+        (&["ranges", "--held", "100001"], "100001"),
+        (&["lock1", "--rounds", "0"], "0 rounds"),
+        (&["lock1", "--seconds", "0"], "0.001 to 3600"),
+        (&["lock1", "--seconds", "nan"], "0.001 to 3600"),
+        (&["lock1", "--answer-within=-1"], "--answer-within"),
+        (
+            &["chain", "--tasks", "1", "--as", "processes"],
+            "at least 2 tasks",
+        ),
+        (
+            &["chain", "--tasks", "2", "--as", "threads"],
+            "use `--as processes`",
+        ),
+        (
+            &["lock1", "-o", "missing/a.json"],
+            "cannot write missing/a.json",
+        ),
+        (&["lock1", "-o", "folder"], "cannot write folder"),
+        (
+            &["plot", "missing.json", "-o", "a.svg"],
+            "cannot read missing.json",
+        ),
+        (&["plot", "text.json", "-o", "a.svg"], "is not JSON"),
+        (&["plot", "other.json", "-o", "a.svg"], "is not a result"),
+        (&["plot", "newer.json", "-o", "a.svg"], "version 99"),
+        (&["compare", "newer.json", "newer.json"], "version 99"),
+        (&["compare", "text.json", "other.json"], "is not JSON"),
+        (&["compare", "a", "b", "--threshold=-1"], "--threshold"),
+    ] {
+        let output = place.bench(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{arguments:?}: {}",
+            said(&output)
+        );
+        assert!(
+            said(&output).contains(reason),
+            "{arguments:?}: {}",
+            said(&output)
+        );
+        assert_eq!(place.names(), before, "{arguments:?}");
+    }
+}
+
+/// The processes that `parent` started, and theirs.
+fn processes_of(parent: u32) -> Vec<u32> {
+    let list = Command::new("ps")
+        .args(["-o", "pid=", "--ppid", &parent.to_string()])
+        .output();
+    String::from_utf8_lossy(&list.expect("ps runs").stdout)
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_run_that_is_ended_leaves_no_process_and_no_file() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let place = Place::new();
+        fs::create_dir(place.path("files")).expect("made");
+        let mut run = place
+            .command(&[
+                "lock2",
+                "--tasks",
+                "3",
+                "--as",
+                "processes",
+                "--on",
+                "kernel=files",
+                "--seconds",
+                "60",
+                "-o",
+                "a.json",
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("starts");
+        wait_until("three tasks", || processes_of(run.id()).len() == 3);
+        let tasks = processes_of(run.id());
+        kill_process(Pid::from_child(&run), signal).expect("it runs");
+        let status = run.wait().expect("it ends");
+        if signal != Signal::KILL {
+            assert_eq!(status.code(), Some(2), "{signal:?}");
+            assert_eq!(place.names(), ["files"], "{signal:?}");
+            assert_eq!(
+                fs::read_dir(place.path("files")).expect("readable").count(),
+                0
+            );
+        }
+        wait_until("the end of the tasks", || {
+            tasks
+                .iter()
+                .all(|pid| !Path::new(&format!("/proc/{pid}/exe")).exists())
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn a_mount_is_a_target() {
+    let mount = Mount::new();
+    let place = Place::new();
+    let target = format!("library,mount={}", mount.path("").display());
+    let run = [
+        "lock1", "lock2", "flock", "ofd", "ranges", "readers", "herd", "--tasks", "1,3", "--on",
+        &target,
+    ];
+    for level in ["threads", "processes"] {
+        let result = place.measure(&[&run[..], &["--as", level]].concat());
+        let cells = result["results"].as_array().expect("a list");
+        assert_eq!(cells.len(), 7 * 4);
+        for cell in cells.iter().filter(|cell| cell["load"] != "herd") {
+            assert!(values(cell, "ops")[0] > 0.0, "{cell}");
+        }
+    }
+    mount.nothing_left();
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn a_mount_that_does_not_answer_is_said_to() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let mount = Mount::new();
+    let place = Place::new();
+    let target = format!("mount={}", mount.path("").display());
+    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
+    kill_process(server, Signal::STOP).expect("it runs");
+    let output = place.bench(&[
+        "lock1",
+        "--on",
+        &target,
+        "--answer-within",
+        "0.5",
+        "-o",
+        "a.json",
+    ]);
+    kill_process(server, Signal::CONT).expect("it is there");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(
+        said(&output).contains("did not answer within 0.5 s"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(place.names(), [""; 0]);
+}
