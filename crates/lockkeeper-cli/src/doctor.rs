@@ -16,6 +16,8 @@ use lockkeeper_mount::{
     Negotiated, Owner, RequestId, Session,
 };
 
+use crate::mount::say;
+
 /// What `lockkeeper doctor` takes.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {}
@@ -53,15 +55,12 @@ pub fn run(_arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 ("BAD ", text)
             }
         };
-        println!("{mark} {name:<15} {text}");
+        say(&format!("{mark} {name:<15} {text}\n"));
     }
-    println!(
-        "{}",
-        match works {
-            true => "\nlockkeeper mount works here.",
-            false => "\nlockkeeper mount does not work here until what is marked BAD is mended.",
-        }
-    );
+    say(match works {
+        true => "\nlockkeeper mount works here.\n",
+        false => "\nlockkeeper mount does not work here until what is marked BAD is mended.\n",
+    });
     Ok(if works {
         ExitCode::SUCCESS
     } else {

@@ -71,6 +71,9 @@ pub struct Arguments {
     /// Serve in the background; returns when the mount can be used
     #[arg(long)]
     daemon: bool,
+    /// Say only what was created or removed, not what is mounted and what to try
+    #[arg(long)]
+    quiet: bool,
     /// Write the server's process id to this file
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
@@ -240,7 +243,7 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         socket.close();
     }
     result.with_context(|| format!("serving {} failed", session.mountpoint().display()))?;
-    if !detached {
+    if !detached && !arguments.quiet {
         say(&format!(
             "{} is unmounted.\n",
             session.mountpoint().display()
@@ -249,8 +252,8 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to the standard output; a mount does not end because nobody reads what it says.
-fn say(text: &str) {
+/// Writes to the standard output; nothing fails because nobody reads what is said.
+pub fn say(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
@@ -349,6 +352,9 @@ fn welcome(
             text,
             "Removed a dead mount from {mountpoint}: its server was killed."
         );
+    }
+    if arguments.quiet {
+        return text;
     }
     let _ = writeln!(
         text,
@@ -665,6 +671,8 @@ pub fn helper_arguments(arguments: impl IntoIterator<Item = OsString>) -> Option
         return None;
     }
     let mut rewritten: Vec<OsString> = vec![program, "mount".into(), "--daemon".into()];
+    // Like other helpers it says nothing where all is well, but for -v.
+    let mut verbose = false;
     while let Some(argument) = arguments.next() {
         match argument.to_str() {
             Some("-o") => {
@@ -676,9 +684,15 @@ pub fn helper_arguments(arguments: impl IntoIterator<Item = OsString>) -> Option
             Some(flags)
                 if flags.len() > 1
                     && flags.starts_with('-')
-                    && flags[1..].chars().all(|flag| "snv".contains(flag)) => {}
+                    && flags[1..].chars().all(|flag| "snv".contains(flag)) =>
+            {
+                verbose |= flags.contains('v');
+            }
             _ => rewritten.push(argument),
         }
+    }
+    if !verbose {
+        rewritten.insert(3, "--quiet".into());
     }
     Some(rewritten)
 }
@@ -770,6 +784,10 @@ mod tests {
             Some(words(
                 "/sbin/mount.fuse.lockkeeper mount --daemon /s /m -o rw,x-y"
             ))
+        );
+        assert_eq!(
+            helper_arguments(words("mount.lockkeeper /s /m")),
+            Some(words("mount.lockkeeper mount --daemon --quiet /s /m"))
         );
         assert_eq!(helper_arguments(words("lockkeeper mount s m")), None);
         assert_eq!(helper_arguments(Vec::new()), None);

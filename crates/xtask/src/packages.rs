@@ -26,6 +26,7 @@ const PACKAGES: &[Package<'_>] = &[
     ("git", "git on a mount"),
     ("python3-lmdb", "LMDB on a mount"),
     ("stress-ng", "stress-ng on a mount"),
+    ("systemd", "the unit in contrib"),
     ("bindfs", "the bench of the mount, which compares with its lock forwarding"),
 ];
 

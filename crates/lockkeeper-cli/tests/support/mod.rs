@@ -6,7 +6,14 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use lockkeeper_mount::{
+    Conflict, DeferredReply, Errno, FileId, LockRequest, LockService, MountOptions, Owner,
+    RequestId, Session, Unmounter,
+};
 
 /// What Python scripts about locks share: locks of each kind, and children.
 pub const PRELUDE: &str = r#"
@@ -74,8 +81,47 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 /// A folder `source`, shown at `mnt`, in a temporary folder. Dropped, also by a panic, the server is told to
 /// unmount, and if it does not, the mount is detached and the server killed.
 pub struct Mount {
-    server: Child,
+    server: Server,
     temp: tempfile::TempDir,
+}
+
+/// Who serves a mount.
+enum Server {
+    /// The program itself.
+    Program(Child),
+    /// A thread of the test, without exclusion.
+    Here(Unmounter, JoinHandle<()>),
+}
+
+/// Gives every lock to everybody.
+struct NoExclusion;
+
+impl LockService for NoExclusion {
+    fn getlk(&self, _: &LockRequest) -> Result<Option<Conflict>, Errno> {
+        Ok(None)
+    }
+
+    fn setlk(&self, _: &LockRequest) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn setlkw(&self, _: &LockRequest, reply: DeferredReply) {
+        reply.send(Ok(()));
+    }
+
+    fn interrupt(&self, _: RequestId) {}
+
+    fn close_owner(&self, _: FileId, _: Owner) {}
+}
+
+fn temp_folder() -> tempfile::TempDir {
+    let temp = tempfile::Builder::new()
+        .prefix("lockkeeper-test-")
+        .tempdir()
+        .expect("temp folder");
+    // Other users must be able to reach the mount.
+    set_mode(temp.path(), 0o755);
+    temp
 }
 
 impl Mount {
@@ -86,12 +132,7 @@ impl Mount {
 
     /// Mounts with these options.
     pub fn with(options: &[&str]) -> Mount {
-        let temp = tempfile::Builder::new()
-            .prefix("lockkeeper-test-")
-            .tempdir()
-            .expect("temp folder");
-        // Other users must be able to reach the mount.
-        set_mode(temp.path(), 0o755);
+        let temp = temp_folder();
         let said = temp.path().join("server");
         let server = Command::new(PROGRAM)
             .args(["mount", "source", "mnt"])
@@ -101,10 +142,35 @@ impl Mount {
             .stdout(fs::File::create(&said).expect("creates"))
             .spawn()
             .expect("starts");
-        let mount = Mount { server, temp };
+        let mount = Mount {
+            server: Server::Program(server),
+            temp,
+        };
         mount.wait_for("the mount", |_| {
             fs::read_to_string(&said).is_ok_and(|text| text.contains("Ctrl-C"))
         });
+        mount
+    }
+
+    /// A mount that is like the others, but gives every lock to everybody.
+    pub fn without_exclusion() -> Mount {
+        let temp = temp_folder();
+        let options = MountOptions::new(temp.path().join("source"), temp.path().join("mnt"));
+        let session = Session::mount(&options, Arc::new(NoExclusion)).expect("mounts");
+        let unmounter = session.unmounter();
+        let (sender, ready) = mpsc::channel();
+        let server = std::thread::spawn(move || {
+            session
+                .run(|_| sender.send(()).expect("the test listens"))
+                .expect("serves");
+        });
+        let mount = Mount {
+            server: Server::Here(unmounter, server),
+            temp,
+        };
+        ready
+            .recv_timeout(Duration::from_secs(10))
+            .expect("the kernel says hello");
         mount
     }
 
@@ -120,7 +186,10 @@ impl Mount {
 
     /// The process that serves it.
     pub fn server_pid(&self) -> u32 {
-        self.server.id()
+        match &self.server {
+            Server::Program(child) => child.id(),
+            Server::Here(..) => std::process::id(),
+        }
     }
 
     /// `lockkeeper`, with these arguments, in the temporary folder.
@@ -192,6 +261,24 @@ impl Mount {
         self.succeed(&["/usr/bin/python3", "-c", script])
     }
 
+    /// Runs a shell script on the mount: what it wrote, as an error if it failed.
+    pub fn try_sh(&self, script: &str) -> Result<String, String> {
+        self.attempt(&["sh", "-euc", script])
+    }
+
+    /// The same in Python.
+    pub fn try_python(&self, script: &str) -> Result<String, String> {
+        self.attempt(&["/usr/bin/python3", "-c", script])
+    }
+
+    fn attempt(&self, command: &[&str]) -> Result<String, String> {
+        let output = self.run(command);
+        match output.status.success() {
+            true => Ok(said(&output)),
+            false => Err(format!("{}\n{}", output.status, said(&output))),
+        }
+    }
+
     /// The same with what [`PRELUDE`] defines.
     pub fn locking_python(&self, script: &str) -> String {
         self.python(&format!("{PRELUDE}{script}"))
@@ -223,14 +310,8 @@ def stage(name):
     }
 
     fn succeed(&self, command: &[&str]) -> String {
-        let output = self.run(command);
-        assert!(
-            output.status.success(),
-            "{}\n{}",
-            output.status,
-            said(&output)
-        );
-        said(&output)
+        self.attempt(command)
+            .unwrap_or_else(|seen| panic!("{seen}"))
     }
 
     /// Runs a program in the mount point, for at most two minutes; what it started ends with it.
@@ -250,21 +331,39 @@ def stage(name):
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.server);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < deadline {
-            if let Ok(Some(_)) = self.server.try_wait() {
-                return;
+        match &mut self.server {
+            Server::Program(child) => end_program(child, &self.temp.path().join("mnt")),
+            Server::Here(unmounter, server) => {
+                if let Err(error) = unmounter.unmount(Duration::from_secs(2)) {
+                    eprintln!("cannot unmount: {error}");
+                }
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while !server.is_finished() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                if !server.is_finished() && !std::thread::panicking() {
+                    panic!("the server did not end");
+                }
             }
-            std::thread::sleep(Duration::from_millis(10));
         }
-        let _ = Command::new("umount").arg("-l").arg(self.path("")).status();
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-        if !std::thread::panicking() {
-            panic!("the server did not end");
+    }
+}
+
+fn end_program(server: &mut Child, mountpoint: &Path) {
+    let pid = rustix::process::Pid::from_child(server);
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        if let Ok(Some(_)) = server.try_wait() {
+            return;
         }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = Command::new("umount").arg("-l").arg(mountpoint).status();
+    let _ = server.kill();
+    let _ = server.wait();
+    if !std::thread::panicking() {
+        panic!("the server did not end");
     }
 }
 
@@ -281,4 +380,15 @@ pub fn said(output: &Output) -> String {
 pub fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
+}
+
+/// A port nobody listens on, whose cluster port (10,000 above) exists.
+pub fn free_port() -> u16 {
+    loop {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+        let port = socket.local_addr().expect("bound").port();
+        if port < 55_000 {
+            return port;
+        }
+    }
 }
