@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::load::{Level, Load};
 use crate::machine::Machine;
+use crate::model::Model;
 
 /// What the field `format` says.
 pub const FORMAT: &str = "lockkeeper-bench";
@@ -36,6 +37,9 @@ pub struct ResultFile {
     pub settings: Settings,
     /// What was measured.
     pub results: Vec<Cell>,
+    /// A model of more cores, in reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
 }
 
 /// How a run measures.
@@ -131,6 +135,7 @@ impl ResultFile {
             machine: Machine::this(),
             settings,
             results,
+            model: None,
         }
     }
 

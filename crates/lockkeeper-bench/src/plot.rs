@@ -215,18 +215,29 @@ pub fn png(rows: &[Row]) -> Result<Vec<u8>, Error> {
     std::fs::read(&path).map_err(failed)
 }
 
+/// Refuses a name that says no format.
+///
+/// # Errors
+/// The name ends in neither `.svg` nor `.png`.
+pub fn check_name(path: &Path) -> Result<(), Error> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg" | "png") => Ok(()),
+        _ => Err(Error::Refused(format!(
+            "{} is neither .svg nor .png",
+            path.display()
+        ))),
+    }
+}
+
 /// Draws as the file's name says.
 ///
 /// # Errors
 /// The name ends in neither `.svg` nor `.png`, or as [`svg`] and [`png`].
 pub fn for_file(rows: &[Row], path: &Path) -> Result<Vec<u8>, Error> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => Ok(on_white(&svg(rows)?).into_bytes()),
-        Some("png") => png(rows),
-        _ => Err(Error::Refused(format!(
-            "{} is neither .svg nor .png",
-            path.display()
-        ))),
+    check_name(path)?;
+    match path.extension() {
+        Some(extension) if extension == "png" => png(rows),
+        _ => Ok(on_white(&svg(rows)?).into_bytes()),
     }
 }
 

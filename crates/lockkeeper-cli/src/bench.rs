@@ -13,10 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use lockkeeper_bench::Error;
 use lockkeeper_bench::compare::compare;
 use lockkeeper_bench::format::{Output, ResultFile, Settings};
 use lockkeeper_bench::load::{FairnessSetting, Level, Load};
+use lockkeeper_bench::model;
 use lockkeeper_bench::plot;
+use lockkeeper_bench::report::{self, Folder, Request};
 use lockkeeper_bench::run::{self, Plan, Program};
 use lockkeeper_bench::table;
 use lockkeeper_bench::target::{TMPFS, Target};
@@ -26,6 +29,8 @@ use lockkeeper_bench::tasks::TaskList;
 pub const GROUP_COMMAND: &str = "bench-group";
 /// Looks at a folder; for `bench` alone.
 pub const PROBE_COMMAND: &str = "bench-probe";
+/// Locks files in two threads for who traces it; for tests alone.
+pub const CACHE_LINES_COMMAND: &str = "bench-cache-lines";
 
 /// What to measure, or what to make of what was measured.
 #[derive(Args)]
@@ -63,7 +68,57 @@ enum Command {
         #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
         threshold: f64,
     },
+    /// Model many cores from costs that are measured here, the kernel's design beside ours
+    Model {
+        /// A picture of it: its name ends in .svg or .png
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        #[command(flatten)]
+        measuring: Measuring,
+    },
+    /// Run every load, and write a page with pictures and the result, in less than ten minutes
+    Report {
+        /// The folder to write
+        #[arg(long, short, value_name = "FOLDER")]
+        output: PathBuf,
+        /// Replace a report that is there
+        #[arg(long)]
+        force: bool,
+        /// A mount point that is measured, too
+        #[arg(long, value_name = "MOUNTPOINT")]
+        mount: Option<PathBuf>,
+        /// Leave out loads with more tasks
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        most_tasks: u32,
+        #[command(flatten)]
+        measuring: Measuring,
+    },
 }
+
+/// How long reports and models measure.
+#[derive(Args)]
+struct Measuring {
+    /// How often each target has its turn
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// How long a turn is measured
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.4)]
+    seconds: f64,
+}
+
+impl Measuring {
+    fn settings(&self) -> Settings {
+        Settings {
+            rounds: self.rounds,
+            seconds: self.seconds,
+            warm_up: self.seconds.min(0.05),
+            affinity: true,
+        }
+    }
+}
+
+/// How long a file system may take to answer, in reports.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 struct RunArguments {
@@ -216,24 +271,31 @@ fn ended_by_user() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Measures a plan, with a bar where there is somebody to see it.
-fn measure(plan: &Plan) -> anyhow::Result<ResultFile> {
-    let bar = if io::stderr().is_terminal() {
-        ProgressBar::new(plan.turns())
-    } else {
-        ProgressBar::hidden()
-    };
-    if let Ok(style) =
-        ProgressStyle::with_template("{bar:40} {pos} of {len} turns, {eta} left, {msg}")
-    {
+/// A bar, where there is somebody to see it.
+fn bar(turns: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(turns);
+    let template = "{bar:40} {pos} of {len} turns, {eta} left, {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
+    bar
+}
+
+/// Calls `measure` with what it needs: this program, when to stop, and whom to tell of each turn.
+fn measure<T>(
+    turns: u64,
+    measure: impl FnOnce(&Program, &AtomicBool, &mut dyn FnMut(&str)) -> Result<T, Error>,
+) -> anyhow::Result<T> {
+    let bar = bar(turns);
     let stop = ended_by_user()?;
-    let mut turns = 0;
-    let result = run::run(plan, &this_program()?, &stop, |what| {
-        bar.set_position(turns);
+    let mut turn = 0;
+    let result = measure(&this_program()?, &stop, &mut |what| {
+        bar.set_position(turn);
         bar.set_message(what.to_owned());
-        turns += 1;
+        turn += 1;
     });
     bar.finish_and_clear();
     Ok(result?)
@@ -265,6 +327,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             head,
             threshold,
         }) => compare_files(base, head, *threshold),
+        Some(Command::Model { output, measuring }) => show_model(output.as_deref(), measuring),
+        Some(Command::Report {
+            output,
+            force,
+            mount,
+            most_tasks,
+            measuring,
+        }) => {
+            let request = Request {
+                settings: measuring.settings(),
+                most_tasks: *most_tasks,
+                mount: mount.clone(),
+                answer_within: ANSWER_WITHIN,
+            };
+            write_report(&request, output, *force)
+        }
     }
 }
 
@@ -276,7 +354,9 @@ fn measure_and_print(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         .as_deref()
         .map(Output::prepare)
         .transpose()?;
-    let result = measure(&plan)?;
+    let result = measure(plan.turns(), |program, stop, progress| {
+        run::run(&plan, program, stop, progress)
+    })?;
     let json = result.to_json();
     if let Some(output) = output {
         output.commit(json.as_bytes())?;
@@ -304,7 +384,7 @@ fn draw(
         !result.results.is_empty(),
         "the result has nothing of that kind"
     );
-    let output = Output::prepare(picture)?;
+    let output = picture_file(picture)?;
     let rows = plot::rows_of(&result);
     output.commit(&plot::for_file(&rows, picture)?)?;
     Ok(ExitCode::SUCCESS)
@@ -326,4 +406,43 @@ fn compare_files(base: &Path, head: &Path, threshold: f64) -> anyhow::Result<Exi
         Some(_) => ExitCode::from(1),
         None => ExitCode::SUCCESS,
     })
+}
+
+fn show_model(picture: Option<&Path>, measuring: &Measuring) -> anyhow::Result<ExitCode> {
+    let plan = report::plan_of_model(&measuring.settings(), ANSWER_WITHIN);
+    plan.check()?;
+    let output = picture
+        .map(|path| Ok::<_, Error>((path, picture_file(path)?)))
+        .transpose()?;
+    let result = measure(plan.turns(), |program, stop, progress| {
+        run::run(&plan, program, stop, progress)
+    })?;
+    let model = model::model(&result.results)?;
+    if let Some((path, output)) = output {
+        output.commit(&plot::for_file(&[model.row()], path)?)?;
+    }
+    print(&model.render())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A place for a picture, of a format that can be drawn.
+fn picture_file(path: &Path) -> Result<Output, Error> {
+    plot::check_name(path)?;
+    Output::prepare(path)
+}
+
+fn write_report(request: &Request, path: &Path, force: bool) -> anyhow::Result<ExitCode> {
+    let plans = request.plans();
+    plans.iter().try_for_each(Plan::check)?;
+    let folder = Folder::prepare(path, force)?;
+    let turns = plans.iter().map(Plan::turns).sum();
+    let result = measure(turns, |program, stop, progress| {
+        report::measure(request, program, stop, progress)
+    })?;
+    folder.commit(&result)?;
+    print(&format!(
+        "{} written, with results.json beside it\n",
+        path.join("report.html").display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -55,6 +55,10 @@ fn main() -> ExitCode {
             let folder = arguments.next().unwrap_or_default();
             return lockkeeper_bench::target::probe_main(folder.as_ref());
         }
+        Some(first) if first == bench::CACHE_LINES_COMMAND => {
+            let how = arguments.next().unwrap_or_default();
+            return lockkeeper_bench::cache_lines::main(&how.to_string_lossy());
+        }
         _ => {}
     }
     // mount(8) calls its helpers by their name.

@@ -1,6 +1,7 @@
 //! `lockkeeper bench`: small runs from end to end, and all that it must refuse. Counts, never times.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 mod support;
 
+use lockkeeper_bench::cache_lines::from_trace;
 use support::{Mount, said};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
@@ -277,6 +279,21 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
             "cannot read missing.json",
         ),
         (&["plot", "text.json", "-o", "a.svg"], "is not JSON"),
+        (&["model", "-o", "a.gif"], "neither .svg nor .png"),
+        (&["model", "--rounds", "0"], "0 rounds"),
+        (&["report", "-o", "folder"], "is there already"),
+        (
+            &["report", "-o", "folder", "--force"],
+            "is not a report alone",
+        ),
+        (
+            &["report", "-o", "missing/report"],
+            "cannot write missing/report",
+        ),
+        (
+            &["report", "-o", "new", "--mount", "missing"],
+            "cannot use missing",
+        ),
         (&["plot", "other.json", "-o", "a.svg"], "is not a result"),
         (&["plot", "newer.json", "-o", "a.svg"], "version 99"),
         (&["compare", "newer.json", "newer.json"], "version 99"),
@@ -299,15 +316,17 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
     }
 }
 
-/// The processes that `parent` started, and theirs.
+/// The processes that `parent` started.
 fn processes_of(parent: u32) -> Vec<u32> {
-    let list = Command::new("ps")
-        .args(["-o", "pid=", "--ppid", &parent.to_string()])
-        .output();
-    String::from_utf8_lossy(&list.expect("ps runs").stdout)
-        .split_whitespace()
-        .filter_map(|pid| pid.parse().ok())
-        .collect()
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name, which may have anything in it: the state, and the parent.
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        rest.split(' ').nth(1) == Some(&parent.to_string())
+    };
+    let entries = fs::read_dir("/proc").expect("readable").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(is_child).collect()
 }
 
 fn wait_until(what: &str, done: impl Fn() -> bool) {
@@ -410,4 +429,80 @@ fn a_mount_that_does_not_answer_is_said_to() {
         said(&output)
     );
     assert_eq!(place.names(), [""; 0]);
+}
+
+#[test]
+fn a_report_is_a_page_and_its_result() {
+    let place = Place::new();
+    let quick = ["--rounds", "1", "--seconds", "0.01", "--most-tasks", "2"];
+    let run = place.bench(&[&["report", "-o", "report"][..], &quick].concat());
+    assert!(run.status.success(), "{}", said(&run));
+    assert_eq!(place.names(), ["report"]);
+    let page = fs::read_to_string(place.path("report/report.html")).expect("readable");
+    for part in [
+        "<svg",
+        "Machine",
+        "Fairness",
+        "lock2 as processes",
+        "chain as processes",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    let text = fs::read_to_string(place.path("report/results.json")).expect("readable");
+    let result: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let model = &result["model"];
+    if result["machine"]["cpus"].as_u64() >= Some(2) {
+        assert_eq!(model["checks"].as_array().expect("a list").len(), 8);
+        assert!(model["costs"]["remote_line"].as_f64() > Some(0.0));
+    } else {
+        assert!(model.is_null());
+    }
+}
+
+#[test]
+#[ignore = "needs valgrind: run by cargo xtask test"]
+fn a_lock_and_an_unlock_write_no_line_that_another_file_s_touch() {
+    let touched = |how: &str| {
+        let mut traced = Command::new("valgrind")
+            .args(["--tool=lackey", "--trace-mem=yes", "--log-fd=2", PROGRAM])
+            .args(["bench-cache-lines", how])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("valgrind starts");
+        let mut mark = String::new();
+        let (out, trace) = (
+            traced.stdout.take().expect("piped"),
+            traced.stderr.take().expect("piped"),
+        );
+        let reader = std::thread::spawn(move || {
+            std::io::read_to_string(BufReader::new(trace)).expect("a trace")
+        });
+        BufReader::new(out)
+            .read_line(&mut mark)
+            .expect("its address");
+        assert!(traced.wait().expect("ends").success(), "{how}");
+        let mark = u64::from_str_radix(mark.trim(), 16).expect("an address");
+        let trace = reader.join().expect("read");
+        from_trace(trace.as_bytes(), mark).expect("a whole trace")
+    };
+    let [first, second] = touched("apart");
+    println!(
+        "lines written: {} and {}",
+        first.written.len(),
+        second.written.len()
+    );
+    assert!(!first.written.is_empty() && !second.written.is_empty());
+    for (one, other) in [(&first, &second), (&second, &first)] {
+        assert!(
+            one.disturbs(other).is_empty(),
+            "shared: {:x?}",
+            one.disturbs(other)
+        );
+    }
+    // The same on one file, to see that it can be seen.
+    let [first, second] = touched("together");
+    println!("on one file, shared: {}", first.disturbs(&second).len());
+    assert!(!first.disturbs(&second).is_empty());
 }

@@ -27,6 +27,7 @@ const PACKAGES: &[Package<'_>] = &[
     ("python3-lmdb", "LMDB on a mount"),
     ("stress-ng", "stress-ng on a mount"),
     ("systemd", "the unit in contrib"),
+    ("valgrind", "the trace of what a lock touches"),
     ("bindfs", "the bench of the mount, which compares with its lock forwarding"),
 ];
 
