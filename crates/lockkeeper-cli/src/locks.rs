@@ -147,7 +147,8 @@ fn of_process(mounts: &[MountEntry], pid: u32) -> anyhow::Result<(Vec<Report>, F
     Ok((reports, Filter::Process(pid)))
 }
 
-fn known(mounts: &[MountEntry]) -> String {
+/// Says which mounts there are.
+pub fn known(mounts: &[MountEntry]) -> String {
     match mounts {
         [] => "nothing is mounted by lockkeeper here".into(),
         mounts => {
@@ -161,7 +162,7 @@ fn known(mounts: &[MountEntry]) -> String {
 }
 
 /// Asks the server of a mount.
-fn ask_mount(mount: &MountEntry) -> anyhow::Result<Report> {
+pub fn ask_mount(mount: &MountEntry) -> anyhow::Result<Report> {
     let place = mount.path.display();
     if let Err(error) = fs::symlink_metadata(&mount.path)
         && error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())

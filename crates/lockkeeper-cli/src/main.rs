@@ -11,6 +11,8 @@ mod mount_listing;
 mod page;
 mod place;
 mod replay;
+mod server;
+mod top;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,8 @@ enum Command {
     Mount(mount::Arguments),
     /// Show who holds locks on a mount, and who waits
     Locks(locks::Arguments),
+    /// Watch the most contended files of a mount, live
+    Top(top::Arguments),
     /// Say what this machine can do for a mount, and what to install
     Doctor(doctor::Arguments),
     /// Run lock scripts and compare what each call returns
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Locks(arguments) => locks::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),

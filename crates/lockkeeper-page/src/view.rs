@@ -4,7 +4,8 @@
 //! hangs beneath it. A page of that list is sent of the file that is open, and the beginning of it of the busiest
 //! files. Everything is text and numbers; what it looks like is the page's business.
 
-use lockkeeper_watch::report::{Blocker, Deadlock, FileCounters, FileLocks, Lock, Report, Totals};
+use lockkeeper_watch::report::{Deadlock, FileCounters, FileLocks, Lock, Report, Totals};
+use lockkeeper_watch::rows::{self, Rows};
 use lockkeeper_watch::timeline::Span;
 use serde::{Deserialize, Serialize};
 
@@ -158,7 +159,7 @@ struct Row<'a> {
     lock: &'a Lock,
     is: Is,
     /// 0 of what is held, and of what hangs beneath nothing.
-    depth: u32,
+    depth: usize,
     /// For how long it is so, in seconds.
     seconds: Option<f64>,
     /// How many wait beneath it.
@@ -403,13 +404,6 @@ impl Find {
     }
 }
 
-/// A row before it is made: a place in one of the file's two lists.
-#[derive(Clone, Copy)]
-enum Place {
-    Lock(usize),
-    Waiter(usize),
-}
-
 /// The rows of a file that are found, from `first` on, and how many there are. Where a waiter is found, the lock
 /// that it hangs beneath in the end is, too.
 fn rows<'a>(
@@ -419,7 +413,7 @@ fn rows<'a>(
     first: usize,
     count: usize,
 ) -> (Vec<Row<'a>>, usize) {
-    let beneath = beneath(file);
+    let all = Rows::new(file);
     let mut places = Vec::new();
     let mut total = 0;
     let mut add = |place| {
@@ -428,30 +422,34 @@ fn rows<'a>(
         }
         total += 1;
     };
-    let everything = matches!(find, Find::Everything) || find.finds_name(file);
-    for (lock, runs) in trees(file) {
-        let found: Vec<usize> = runs
-            .iter()
-            .flat_map(|&top| top..=(top + beneath.of_waiters[top]).min(file.waiters.len() - 1))
+    let everything = find.finds_name(file);
+    for (lock, waiters) in all.trees() {
+        let found: Vec<usize> = waiters
             .filter(|&waiter| everything || find.finds_lock(&file.waiters[waiter].lock))
             .collect();
         if let Some(lock) = lock
             && (everything || !found.is_empty() || find.finds_lock(&file.locks[lock].lock))
         {
-            add(Place::Lock(lock));
+            add(rows::Row::Lock(lock));
         }
-        found.into_iter().map(Place::Waiter).for_each(&mut add);
+        found.into_iter().map(rows::Row::Waiter).for_each(&mut add);
     }
     let rows = places
         .into_iter()
-        .map(|place| row(file, place, &beneath, in_deadlock))
+        .map(|place| row(file, place, &all, in_deadlock))
         .collect();
     (rows, total)
 }
 
-fn row<'a>(file: &'a FileLocks, place: Place, beneath: &Beneath, in_deadlock: &[usize]) -> Row<'a> {
+fn row<'a>(
+    file: &'a FileLocks,
+    place: rows::Row,
+    all: &Rows<'_>,
+    in_deadlock: &[usize],
+) -> Row<'a> {
+    let (depth, beneath) = (all.depth(place), all.beneath(place));
     match place {
-        Place::Lock(index) => {
+        rows::Row::Lock(index) => {
             let held = &file.locks[index];
             Row {
                 lock: &held.lock,
@@ -459,74 +457,28 @@ fn row<'a>(file: &'a FileLocks, place: Place, beneath: &Beneath, in_deadlock: &[
                     true => Is::Breaking,
                     false => Is::Held,
                 },
-                depth: 0,
+                depth,
                 seconds: held.held_for,
-                beneath: beneath.of_locks[index],
+                beneath,
                 overtaken: 0,
                 deadlock: false,
             }
         }
-        Place::Waiter(index) => {
+        rows::Row::Waiter(index) => {
             let waiting = &file.waiters[index];
-            let woken = waiting.blocked_by.is_none();
             Row {
                 lock: &waiting.lock,
-                is: match woken {
-                    true => Is::Woken,
-                    false => Is::Waits,
+                is: match waiting.blocked_by {
+                    None => Is::Woken,
+                    Some(_) => Is::Waits,
                 },
-                depth: match woken {
-                    true => 0,
-                    false => waiting.depth.saturating_add(1),
-                },
+                depth,
                 seconds: waiting.waits_for,
-                beneath: beneath.of_waiters[index],
+                beneath,
                 overtaken: waiting.overtaken,
                 deadlock: in_deadlock.binary_search(&index).is_ok(),
             }
         }
-    }
-}
-
-/// The locks in their order, each with the waiters directly beneath it; at the end, without a lock, those that
-/// are being woken.
-fn trees(file: &FileLocks) -> Vec<(Option<usize>, Vec<usize>)> {
-    let mut trees: Vec<(Option<usize>, Vec<usize>)> = (0..file.locks.len())
-        .map(|lock| (Some(lock), Vec::new()))
-        .collect();
-    let mut woken = Vec::new();
-    for (index, waiting) in file.waiters.iter().enumerate() {
-        match waiting.blocked_by {
-            Some(Blocker::Lock(lock)) if lock < trees.len() => trees[lock].1.push(index),
-            Some(Blocker::Waiter(_)) => {}
-            _ => woken.push(index),
-        }
-    }
-    trees.push((None, woken));
-    trees
-}
-
-/// How many wait beneath each lock and waiter, at any depth.
-struct Beneath {
-    of_locks: Vec<usize>,
-    of_waiters: Vec<usize>,
-}
-
-fn beneath(file: &FileLocks) -> Beneath {
-    let mut of_locks = vec![0; file.locks.len()];
-    let mut of_waiters = vec![0; file.waiters.len()];
-    // Whoever hangs beneath a waiter comes after it.
-    for (index, waiting) in file.waiters.iter().enumerate().rev() {
-        let with_itself = of_waiters[index] + 1;
-        match waiting.blocked_by {
-            Some(Blocker::Lock(lock)) if lock < of_locks.len() => of_locks[lock] += with_itself,
-            Some(Blocker::Waiter(up)) if up < index => of_waiters[up] += with_itself,
-            _ => {}
-        }
-    }
-    Beneath {
-        of_locks,
-        of_waiters,
     }
 }
 
@@ -577,7 +529,7 @@ fn waits(report: &Report) -> Waits {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_watch::report::{DeadlockStep, Held, Kind, Mode, WaitTimes, Waiting};
+    use lockkeeper_watch::report::{Blocker, DeadlockStep, Held, Kind, Mode, WaitTimes, Waiting};
     use serde_json::{Value, json};
 
     use super::*;

@@ -6,4 +6,5 @@
 #![deny(missing_docs)]
 
 pub mod report;
+pub mod rows;
 pub mod timeline;
