@@ -6,7 +6,7 @@ pub(crate) use std::sync::Arc;
 
 #[cfg(loom)]
 pub(crate) use loom::{
-    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence},
     sync::{Mutex, MutexGuard},
     thread_local,
 };

@@ -19,7 +19,8 @@ use crate::deadlock::{Edge, Step, WaitGraph, find_cycle, find_queue_in_cycle};
 use crate::error::LockError;
 use crate::lock::{LockInfo, LockKind, WaiterId};
 use crate::owner::Owner;
-use crate::sync::{Arc, MutexGuard, Ordering, lock};
+use crate::mutex::TableGuard;
+use crate::sync::{Arc, Ordering, lock};
 use crate::table::{BlockedBy, Table};
 
 /// The waits of a manager as a graph.
@@ -34,7 +35,7 @@ impl WaitGraph for Waits<'_> {
     type Wait = Wait;
 
     fn blockers(&mut self, wait: &Wait, visit: &mut dyn FnMut(&Owner, Edge) -> bool) {
-        let table = lock(&wait.file.table);
+        let table = wait.file.table.lock();
         let is_record = matches!(
             kind_of(&table, wait.id),
             Some(LockKind::Posix | LockKind::Ofd | LockKind::Access)
@@ -76,13 +77,13 @@ impl FileHandle {
                 None => return,
                 Some(Remedy::Refused(ticket, owner, next)) => {
                     self.leave(&ticket, &owner, id);
-                    self.bring_news(lock(&self.file.table), None);
+                    self.bring_news(self.file.table.lock(), None);
                     events::deadlock(self.id(), &owner, &next);
                     return ticket.deliver(Err(LockError::Deadlock(next)));
                 }
                 Some(Remedy::LetPass(file)) => {
                     if let Some(handle) = self.shared.adopt(&file) {
-                        handle.bring_news(lock(&handle.file.table), None);
+                        handle.bring_news(handle.file.table.lock(), None);
                     }
                 }
             }
@@ -96,7 +97,7 @@ impl FileHandle {
             id,
         };
         let (owner, may_be_refused) = {
-            let table = lock(&self.file.table);
+            let table = self.file.table.lock();
             let (request, _) = table.waiting(id).ok()?;
             let is_record = matches!(request.kind(), LockKind::Posix | LockKind::Access);
             (request.owner().clone(), is_record)
@@ -126,7 +127,7 @@ impl FileHandle {
                 None => find_queue_in_cycle(&mut graph, &start, &owner)?,
             };
             let cx = self.shared.context(self.shared.clock.now());
-            let mut table = lock(&queued.file.table);
+            let mut table = queued.file.table.lock();
             // It may have ended; then the cycle is gone as well.
             table.let_pass(queued.id, cx).ok()?;
             drop(table);
@@ -142,8 +143,8 @@ impl FileHandle {
         let place = |file: &Arc<File>| (file.id, Arc::as_ptr(file) as usize);
         files.sort_unstable_by_key(|file| place(file));
         files.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        let mut tables: Vec<MutexGuard<'_, Table<Ticket>>> =
-            files.iter().map(|file| lock(&file.table)).collect();
+        let mut tables: Vec<TableGuard<'_, Table<Ticket>>> =
+            files.iter().map(|file| file.table.lock()).collect();
         let index_of =
             |file: &Arc<File>| files.binary_search_by_key(&place(file), |file| place(file));
         let mut waiting = owner;
@@ -227,7 +228,7 @@ impl LockManager {
                 continue;
             };
             let steps = found.iter().filter_map(|step| {
-                let table = lock(&step.wait.file.table);
+                let table = step.wait.file.table.lock();
                 let (request, _) = table.waiting(step.wait.id).ok()?;
                 Some(CycleStep {
                     file: step.wait.file.id,

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::wait::Ticket;
-use crate::sync::{AtomicU32, AtomicUsize, Mutex};
+use crate::mutex::TableMutex;
+use crate::sync::{AtomicU32, AtomicUsize};
 use crate::table::Table;
 
 /// Names a file: device and inode, or any two numbers that its server chooses.
@@ -56,7 +57,7 @@ pub(crate) struct File {
     pub(crate) handles: AtomicUsize,
     /// 1 while the timer has a deadline for its leases.
     pub(crate) has_lease_timer: AtomicU32,
-    pub(crate) table: Mutex<Table<Ticket>>,
+    pub(crate) table: TableMutex<Table<Ticket>>,
     _apart: [u64; 2],
 }
 
@@ -66,7 +67,7 @@ impl File {
             id,
             handles: AtomicUsize::new(0),
             has_lease_timer: AtomicU32::new(0),
-            table: Mutex::new(Table::new()),
+            table: TableMutex::new(Table::new()),
             _apart: [0; 2],
         }
     }

@@ -12,7 +12,7 @@ use super::wait::{Ask, Outcome, Sleeper, TaskWait, Ticket};
 use crate::error::LockError;
 use crate::lock::{LockType, WaiterId};
 use crate::range::Range;
-use crate::sync::{Arc, lock};
+use crate::sync::Arc;
 use crate::table::Lock;
 
 /// A request that waits without a thread; see
@@ -148,7 +148,7 @@ impl FileHandle {
     pub(crate) fn give_back(&self, ask: &Ask, before: &[(Range, LockType)]) {
         if let Ask::Lock(request) = ask {
             let cx = self.shared.context(self.shared.clock.now());
-            let mut table = lock(&self.file.table);
+            let mut table = self.file.table.lock();
             table.give_back(request, before, cx);
             self.bring_news(table, None);
         }

@@ -11,9 +11,10 @@ use super::future::LockFuture;
 use super::wait::{Ask, Ticket, WaitOptions};
 use crate::error::LockError;
 use crate::lock::{Fairness, LockInfo, LockType};
+use crate::mutex::TableGuard;
 use crate::owner::{FileOwner, OpenFileId, Owner, ProcessId, RemoteOwner};
 use crate::range::Range;
-use crate::sync::{Arc, Ordering, lock};
+use crate::sync::{Arc, Ordering};
 use crate::table::{BreakScope, Counters, LeaseState, Openers, Request, Snapshot, Table, Waits};
 
 /// A file of a [`LockManager`](crate::LockManager). Clones are handles of the
@@ -143,13 +144,34 @@ impl FileHandle {
     #[inline]
     pub fn try_lock(&self, request: &Request) -> Result<(), LockError> {
         let cx = self.shared.context(self.shared.clock.recent());
-        let mut table = lock(&self.file.table);
-        let result = table.try_lock(request, cx);
+        let mut table = self.file.table.lock();
+        if let Err(error) = table.try_lock(request, cx) {
+            return self.not_granted(table, request, error);
+        }
         if table.has_waiters() && self.is_news(&table, request.owner()) {
-            self.bring_news(table, result.is_ok().then_some(request));
+            self.bring_news(table, Some(request));
         } else {
             drop(table);
         }
+        events::set_lock(self.file.id, request, &Ok(()));
+        Ok(())
+    }
+
+    /// What is left to do for a request that was not granted. A flock may have
+    /// been dropped for it.
+    #[cold]
+    fn not_granted<'a>(
+        &'a self,
+        table: TableGuard<'a, Table<Ticket>>,
+        request: &Request,
+        error: LockError,
+    ) -> Result<(), LockError> {
+        if table.has_news() {
+            self.bring_news(table, None);
+        } else {
+            drop(table);
+        }
+        let result = Err(error);
         events::set_lock(self.file.id, request, &result);
         result
     }
@@ -160,7 +182,7 @@ impl FileHandle {
     /// As [`Table::unlock`].
     #[inline]
     pub fn unlock(&self, owner: &Owner, range: Range) -> Result<(), LockError> {
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         let result = if table.unlock_plain(owner, range) {
             drop(table);
             Ok(())
@@ -186,10 +208,11 @@ impl FileHandle {
 
     fn lock_or_wait(&self, request: Request, options: WaitOptions<'_>) -> Result<(), LockError> {
         match self.try_lock(&request) {
+            Ok(()) => Ok(()),
             Err(LockError::Conflict(_) | LockError::Queued(_)) => {
                 self.wait(&Ask::Lock(request), options)
             }
-            result => result,
+            Err(error) => Err(error),
         }
     }
 
@@ -199,7 +222,7 @@ impl FileHandle {
         call: impl FnOnce(&mut Table<Ticket>, crate::table::Context<'_>) -> R,
     ) -> R {
         // The time under the mutex, so that it runs forwards for the table.
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         let cx = self.shared.context(self.shared.clock.now());
         let result = call(&mut table, cx);
         self.bring_news(table, None);
@@ -233,17 +256,17 @@ impl FileHandle {
 
     /// Who holds what and who waits for whom.
     pub fn snapshot(&self) -> Snapshot {
-        lock(&self.file.table).snapshot()
+        self.file.table.lock().snapshot()
     }
 
     /// How often things have happened on this file since its state was made.
     pub fn counters(&self) -> Counters {
-        lock(&self.file.table).counters()
+        self.file.table.lock().counters()
     }
 
     /// Panics unless every invariant of the file's table holds; for tests.
     pub fn check_invariants(&self) {
-        lock(&self.file.table).check_invariants();
+        self.file.table.lock().check_invariants();
     }
 }
 
@@ -359,13 +382,13 @@ impl<'a> Records<'a> {
     /// F_GETLK: the lock in the way of such a request, or `None` if it could be
     /// granted.
     pub fn test(&self, lock_type: LockType, range: Range) -> Option<LockInfo> {
-        lock(&self.file.file.table).test(&self.request(lock_type, range))
+        self.file.file.table.lock().test(&self.request(lock_type, range))
     }
 
     /// F_OFD_GETLK with F_UNLCK: the owner's own lock with the lowest first byte
     /// in `range`.
     pub fn test_own(&self, range: Range) -> Option<LockInfo> {
-        lock(&self.file.file.table).test_own(&self.owner, range)
+        self.file.file.table.lock().test_own(&self.owner, range)
     }
 
     /// Mandatory locking: whether others' record locks allow this owner to read
@@ -503,7 +526,7 @@ impl<'a> Flock<'a> {
     /// LOCK_UN. Never fails.
     pub fn unlock(&self) {
         let cx = self.file.shared.context(self.file.shared.clock.recent());
-        let mut table = lock(&self.file.file.table);
+        let mut table = self.file.file.table.lock();
         table.unlock_flock(&self.owner, cx);
         if table.has_news() {
             self.file.bring_news(table, None);
@@ -512,7 +535,7 @@ impl<'a> Flock<'a> {
 
     /// The lock in the way of such a request, or `None`.
     pub fn test(&self, lock_type: LockType) -> Option<LockInfo> {
-        lock(&self.file.file.table).test(&self.request(lock_type))
+        self.file.file.table.lock().test(&self.request(lock_type))
     }
 }
 

@@ -176,6 +176,7 @@ impl Builder {
 
     /// The manager.
     pub fn build(self) -> LockManager {
+        crate::mutex::prepare();
         let spans_files = Limits {
             locks_per_file: None,
             waiters_per_file: None,
@@ -353,7 +354,7 @@ impl Shared {
         let hash = hash_of(&self.hasher, &file.id);
         let mut files = self.shard(hash);
         // Handles are counted up under the shard only: 0 stays 0 meanwhile.
-        if file.handles.load(Ordering::Acquire) != 0 || !lock(&file.table).is_idle() {
+        if file.handles.load(Ordering::Acquire) != 0 || !file.table.lock().is_idle() {
             return;
         }
         let found = files.find_entry(hash, |known| Arc::ptr_eq(known, file));

@@ -137,7 +137,7 @@ impl FileHandle {
 
     /// Weakens and removes overdue leases.
     fn expire_leases(&self) {
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         let cx = self.shared.context(self.shared.clock.now());
         let expired = table.expire(cx);
         self.bring_news(table, None);

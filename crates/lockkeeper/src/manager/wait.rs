@@ -25,8 +25,9 @@ use super::timer::Due;
 use crate::error::{LockError, NotWaiting};
 use crate::lock::{LockType, WaiterId};
 use crate::owner::Owner;
+use crate::mutex::TableGuard;
 use crate::range::Range;
-use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering, Thread, current, lock, park};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, Thread, current, lock, park};
 use crate::table::{BreakScope, Ended, LeaseBreak, Lock, Request, Table};
 
 pub(crate) type Outcome = Result<(), LockError>;
@@ -333,7 +334,7 @@ impl FileHandle {
     #[cold]
     pub(crate) fn bring_news<'a>(
         &'a self,
-        mut table: MutexGuard<'a, Table<Ticket>>,
+        mut table: TableGuard<'a, Table<Ticket>>,
         granted: Option<&Request>,
     ) {
         let mut suspects = Vec::new();
@@ -363,7 +364,7 @@ impl FileHandle {
             }
             drop(table);
             news.bring(self);
-            table = lock(&self.file.table);
+            table = self.file.table.lock();
         }
         for id in suspects {
             self.look_for_cycle(id);
@@ -401,7 +402,7 @@ impl FileHandle {
         may_be_offered: bool,
     ) -> Result<Lock<Ticket>, (LockError, Ticket)> {
         // The time under the mutex, so that it runs forwards for the table.
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         let cx = self.shared.context(self.shared.clock.now());
         let begun = match ask {
             Ask::Lock(request) if may_be_offered => {
@@ -519,7 +520,7 @@ impl FileHandle {
     /// Comes for a lock that was offered; `None` if it must wait on.
     fn claim(&self, id: WaiterId) -> Option<Outcome> {
         let cx = self.shared.context(self.shared.clock.recent());
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         match table.claim(id, cx) {
             Ok(Some(ended)) => {
                 self.leave(&ended.ticket, ended.request.owner(), id);
@@ -560,7 +561,7 @@ impl FileHandle {
     /// Ends a wait and returns its ticket, with nobody told.
     pub(crate) fn withdraw(&self, id: WaiterId) -> Result<Ticket, NotWaiting> {
         let cx = self.shared.context(self.shared.clock.now());
-        let mut table = lock(&self.file.table);
+        let mut table = self.file.table.lock();
         let owner = table.waiting(id)?.0.owner().clone();
         let ticket = table.cancel(id, cx)?;
         self.leave(&ticket, &owner, id);

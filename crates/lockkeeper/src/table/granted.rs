@@ -627,6 +627,7 @@ impl<T> Locks<T> {
             since,
             lock_type,
             space,
+            ..
         } = held;
         self.insert_record(space, &owner, taken_by, range, lock_type, since);
     }

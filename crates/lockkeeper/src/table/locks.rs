@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::few::Few;
 use super::granted::{Granted, Record};
 use super::lease::Lease;
 use super::waiting::{Branch, Class, Requeued, Waiter, Waiting};
@@ -253,10 +254,10 @@ impl<T> Locks<T> {
     ///
     /// # Errors
     /// `NoMemory`; then nothing has changed.
-    pub(crate) fn take_in(&mut self, few: &mut [Option<super::Held>; 2]) -> Result<(), LockError> {
+    pub(crate) fn take_in(&mut self, few: &mut Few) -> Result<(), LockError> {
         // Room for what the call that leads here is about to add, too.
         self.records.reserve(4).map_err(|_| LockError::NoMemory)?;
-        for held in few.iter_mut().filter_map(Option::take) {
+        while let Some(held) = few.take() {
             self.insert_held(held);
         }
         Ok(())

@@ -31,12 +31,13 @@
 //!
 //! # How it is kept
 //! Most files of a busy system have one or two locks and no waiter. A table
-//! holds so many in itself, without allocating ([`Few`](self)), and moves to the
+//! holds so many in itself, without allocating (`few`), and moves to the
 //! full structures (trees of locks, the tree of waiters, leases) when more
 //! happens. Both follow the same rules and are tested against the same model.
 
 mod by_owner;
 mod check;
+mod few;
 mod granted;
 mod lease;
 mod locks;
@@ -53,10 +54,11 @@ pub use locks::{Context, Counters, Ledger, Request, Settings};
 pub use view::{BlockedBy, GrantedView, Snapshot, WaiterView};
 
 use crate::error::{LockError, NotWaiting};
-use crate::lock::{Fairness, LockInfo, LockKind, LockType, Time, WaiterId};
+use crate::lock::{Fairness, LockInfo, LockType, Time, WaiterId};
 use crate::owner::{FileOwner, Owner, ProcessId};
 use crate::range::Range;
 use crate::slab::NIL;
+use few::{Few, Held, Place, Tried};
 use locks::{Locks, Space};
 use waiting::{Claim, Obstacle, State, Verdict};
 
@@ -66,48 +68,13 @@ use waiting::{Claim, Obstacle, State, Verdict};
 pub struct Table<T> {
     /// All locks of the file, while they are no more than these and nobody waits
     /// beneath one.
-    few: [Option<Held>; 2],
+    few: Few,
     /// Everything else; kept for the next time when it becomes idle.
     full: Option<Box<[Locks<T>; 1]>>,
     /// Whether `full` is in use. If it has locks, `few` has none.
     is_full: bool,
     /// Locks granted at once.
     acquisitions: u64,
-}
-
-/// A lock kept in the table itself.
-#[derive(Debug)]
-struct Held {
-    range: Range,
-    owner: Owner,
-    taken_by: ProcessId,
-    since: Time,
-    lock_type: LockType,
-    space: Space,
-}
-
-impl Held {
-    /// Whether the request must wait for this lock.
-    fn is_in_the_way(&self, request: &Request) -> bool {
-        self.space == request.space
-            && self.owner != request.owner
-            && self.range.overlaps(request.range)
-            && self.lock_type.excludes(request.lock_type)
-    }
-
-    #[cold]
-    fn info(&self) -> LockInfo {
-        LockInfo {
-            kind: match self.space {
-                Space::Records => LockKind::of_record(&self.owner),
-                _ => LockKind::Flock,
-            },
-            lock_type: self.lock_type,
-            range: self.range,
-            owner: self.owner.clone(),
-            taken_by: self.taken_by,
-        }
-    }
 }
 
 /// What came of a request that may wait.
@@ -227,7 +194,7 @@ impl<T> Table<T> {
     /// A table without locks. Allocates nothing.
     pub const fn new() -> Table<T> {
         Table {
-            few: [None, None],
+            few: Few::NONE,
             full: None,
             is_full: false,
             acquisitions: 0,
@@ -249,11 +216,12 @@ impl<T> Table<T> {
     /// the dropped flock, nothing has changed then.
     #[inline]
     pub fn try_lock(&mut self, request: &Request, cx: Context<'_>) -> Result<(), LockError> {
-        if self.may_hold_few()
-            && !cx.settings.is_limited
-            && let Some(result) = self.try_lock_few(request, &cx)
-        {
-            return result;
+        if self.may_hold_few() && !cx.settings.is_limited {
+            match self.try_lock_few(request, &cx) {
+                Tried::Granted => return Ok(()),
+                Tried::InTheWay => return self.conflict_in_few(request),
+                Tried::Beyond => {}
+            }
         }
         self.try_lock_full(request, &cx)
     }
@@ -269,91 +237,33 @@ impl<T> Table<T> {
         }
     }
 
-    /// `None` where it takes the full structures.
     #[inline]
-    fn try_lock_few(
-        &mut self,
-        request: &Request,
-        cx: &Context<'_>,
-    ) -> Option<Result<(), LockError>> {
-        let mut free = None;
-        let mut own = None;
-        for (index, slot) in self.few.iter().enumerate() {
-            let Some(held) = slot else {
-                free = Some(index);
-                continue;
-            };
-            if held.space != request.space {
-            } else if held.owner == request.owner {
-                if held.range.touches(request.range) {
-                    own = Some(index);
-                }
-            } else if held.lock_type.excludes(request.lock_type)
-                && held.range.overlaps(request.range)
-            {
-                let is_plain = request.space == Space::Records;
-                return if is_plain {
-                    self.conflict_in_few(request)
-                } else {
-                    None
-                };
+    fn try_lock_few(&mut self, request: &Request, cx: &Context<'_>) -> Tried {
+        let place = match self.few.place_for(request) {
+            Place::InTheWay => return Tried::InTheWay,
+            _ if request.is_access && !self.is_full => return Tried::Granted,
+            _ if request.is_access => return Tried::Beyond,
+            Place::None => return Tried::Beyond,
+            place => place,
+        };
+        if self.is_full && !self.few.is_held_flock(place, request) {
+            let full = self.full.as_mut();
+            if !full.is_some_and(|full| full[0].overtakes(request, cx)) {
+                return Tried::Beyond; // To queue, or to look further who is overtaken.
             }
         }
-        if request.is_access {
-            return (!self.is_full).then_some(Ok(()));
-        }
-        if own.is_some_and(
-            |own: usize| !matches!(&self.few[own], Some(held) if held.range == request.range),
-        ) || (own, free) == (None, None)
-        {
-            return None; // To join, cut or replace; or one too many.
-        }
-        if self.is_full
-            && !self.is_held_flock(own, request)
-            && !self.full.as_mut()?[0].overtakes(request, cx)
-        {
-            return None; // To queue, or to look further who is overtaken.
-        }
-        match (own, free) {
-            (Some(own), _) => {
-                let held = self.few[own].as_mut()?;
-                if held.lock_type != request.lock_type {
-                    held.lock_type = request.lock_type;
-                    held.taken_by = request.taken_by;
-                    held.since = cx.now;
-                }
-            }
-            (None, Some(free)) => {
-                self.few[free] = Some(Held {
-                    range: request.range,
-                    owner: request.owner.clone(),
-                    taken_by: request.taken_by,
-                    since: cx.now,
-                    lock_type: request.lock_type,
-                    space: request.space,
-                });
-            }
-            (None, None) => return None,
-        }
+        self.few.put(place, request, cx.now);
         self.acquisitions += 1;
-        Some(Ok(()))
-    }
-
-    /// Whether the request is for the very flock that its owner has in this slot:
-    /// that changes nothing, so it overtakes nobody.
-    #[inline]
-    fn is_held_flock(&self, own: Option<usize>, request: &Request) -> bool {
-        request.space == Space::Flocks
-            && own.is_some_and(
-                |own| matches!(&self.few[own], Some(held) if held.lock_type == request.lock_type),
-            )
+        Tried::Granted
     }
 
     /// The error that names the first lock in the way.
     #[cold]
-    fn conflict_in_few(&self, request: &Request) -> Option<Result<(), LockError>> {
-        self.test(request)
-            .map(|info| Err(LockError::Conflict(info)))
+    fn conflict_in_few(&self, request: &Request) -> Result<(), LockError> {
+        match self.few.first_in_the_way(request) {
+            Some(info) => Err(LockError::Conflict(info)),
+            None => Ok(()),
+        }
     }
 
     /// Gives up the owner's record locks on `range`: F_SETLK with F_UNLCK. What
@@ -382,31 +292,7 @@ impl<T> Table<T> {
     /// do; nothing has changed then.
     #[inline]
     pub fn unlock_plain(&mut self, owner: &Owner, range: Range) -> bool {
-        self.may_hold_few() && self.unlock_few(owner, range, Space::Records)
-    }
-
-    /// False where it takes the full structures; nothing has changed then.
-    #[inline]
-    fn unlock_few(&mut self, owner: &Owner, range: Range, space: Space) -> bool {
-        let mut gone = [false; 2];
-        for (slot, gone) in self.few.iter().zip(&mut gone) {
-            if let Some(held) = slot
-                && held.space == space
-                && held.range.overlaps(range)
-                && held.owner == *owner
-            {
-                if !range.contains(held.range) {
-                    return false; // To shrink or split.
-                }
-                *gone = true;
-            }
-        }
-        for (slot, gone) in self.few.iter_mut().zip(gone) {
-            if gone {
-                *slot = None;
-            }
-        }
-        true
+        self.may_hold_few() && self.few.unlock(owner, range, Space::Records)
     }
 
     // ---- Locks -------------------------------------------------------------
@@ -516,7 +402,7 @@ impl<T> Table<T> {
     pub fn unlock_flock(&mut self, owner: &FileOwner, cx: Context<'_>) {
         let owner = Owner::from(owner.clone());
         if self.may_hold_few() {
-            self.unlock_few(&owner, Range::WHOLE, Space::Flocks);
+            self.few.unlock(&owner, Range::WHOLE, Space::Flocks);
         } else {
             // A flock is never split, which is all that could fail.
             let _ = self.unlock_full(&owner, Range::WHOLE, Space::Flocks, &cx);
@@ -552,12 +438,7 @@ impl<T> Table<T> {
             let id = locks.first_conflict(*space, owner, *range, *lock_type);
             return (id != NIL).then(|| locks.records[id].info());
         }
-        self.few
-            .iter()
-            .flatten()
-            .filter(|held| held.is_in_the_way(request))
-            .min_by_key(|held| held.range)
-            .map(Held::info)
+        self.few.first_in_the_way(request)
     }
 
     /// The owner's own record lock with the lowest first byte in `range`:
@@ -567,14 +448,7 @@ impl<T> Table<T> {
             let id = locks.own_overlap(Space::Records, owner, range);
             return (id != NIL).then(|| locks.records[id].info());
         }
-        self.few
-            .iter()
-            .flatten()
-            .filter(|held| {
-                held.space == Space::Records && held.owner == *owner && held.range.overlaps(range)
-            })
-            .min_by_key(|held| held.range)
-            .map(Held::info)
+        self.few.first_of(owner, range)
     }
 
     // ---- Waiters -----------------------------------------------------------
@@ -741,7 +615,7 @@ impl<T> Table<T> {
             }
         }
         let mut found = false;
-        for held in self.few.iter().flatten() {
+        for held in self.few.iter() {
             if held.is_in_the_way(&waiter.request) {
                 found = true;
                 if !visit(&held.owner, Edge::Lock) {
@@ -778,7 +652,6 @@ impl<T> Table<T> {
         let mut found = self
             .few
             .iter()
-            .flatten()
             .filter(|held| {
                 held.is_in_the_way(&locks.waiters[slot].request) && held.owner == *blocker
             })
@@ -910,8 +783,8 @@ impl<T> Table<T> {
     /// back by [`next_ended`](Table::next_ended).
     pub fn release_owner(&mut self, owner: &Owner, waits: Waits, cx: Context<'_>) {
         let Some(locks) = self.full_in_use_mut() else {
-            self.unlock_few(owner, Range::WHOLE, Space::Records);
-            self.unlock_few(owner, Range::WHOLE, Space::Flocks);
+            self.few.unlock(owner, Range::WHOLE, Space::Records);
+            self.few.unlock(owner, Range::WHOLE, Space::Flocks);
             return;
         };
         if waits != Waits::Keep {
@@ -933,7 +806,7 @@ impl<T> Table<T> {
 
     /// Drops every lock and ends every wait with EIO: the file is torn down.
     pub fn tear_down(&mut self, cx: Context<'_>) {
-        self.few = [None, None];
+        self.few = Few::NONE;
         let Some(locks) = self.full_in_use_mut() else {
             return;
         };
@@ -963,7 +836,7 @@ impl<T> Table<T> {
 
     /// Whether nothing is locked and nobody waits.
     pub fn is_idle(&self) -> bool {
-        self.few.iter().all(Option::is_none) && self.full_in_use().is_none_or(Locks::is_idle)
+        self.few.is_empty() && self.full_in_use().is_none_or(Locks::is_idle)
     }
 
     /// How often things have happened here.
@@ -1164,7 +1037,7 @@ impl<T> Table<T> {
             none => none.insert(try_box(Locks::new())?),
         };
         let locks = &mut full[0];
-        if self.few.iter().any(Option::is_some) || !self.is_full {
+        if !self.few.is_empty() || !self.is_full {
             locks.take_in(&mut self.few)?;
             self.is_full = true;
         }
@@ -1177,7 +1050,7 @@ impl<T> Table<T> {
         if let Some(full) = &mut self.full
             && self.is_full
             && full[0].is_idle()
-            && self.few.iter().all(Option::is_none)
+            && self.few.is_empty()
         {
             full[0].give_back();
             self.is_full = false;
@@ -1198,7 +1071,7 @@ impl<T> Table<T> {
         match &self.full {
             Some(full) if self.is_full => {
                 let locks = &full[0];
-                let is_apart = self.few.iter().all(Option::is_none) || locks.records.len() == 0;
+                let is_apart = self.few.is_empty() || locks.records.len() == 0;
                 assert!(is_apart, "locks in both places");
                 locks.check_granted();
                 locks.check_waiting();
@@ -1207,13 +1080,7 @@ impl<T> Table<T> {
             Some(full) => assert!(full[0].is_idle(), "locks forgotten"),
             None => {}
         }
-        if let [Some(a), Some(b)] = &self.few {
-            if a.space == b.space && a.owner == b.owner {
-                assert!(!a.range.touches(b.range), "own locks touch");
-            } else if a.space == b.space && a.range.overlaps(b.range) {
-                assert!(!a.lock_type.excludes(b.lock_type), "conflicting grants");
-            }
-        }
+        self.few.check_invariants();
     }
 }
 

@@ -66,7 +66,6 @@ impl<T> Table<T> {
         let mut granted: Vec<GrantedView> = self
             .few
             .iter()
-            .flatten()
             .map(|held| GrantedView {
                 lock: held.info(),
                 since: held.since,
