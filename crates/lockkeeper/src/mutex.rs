@@ -9,32 +9,37 @@
 //! plain store: the pair costs 30 ns.
 //!
 //! # How it works
-//! `is_held` is the mutex. `sleepers` counts the threads that sleep, or are about
-//! to, until `is_held` changes. Letting go is (1) store 0 to `is_held`, (2) load
-//! `sleepers`, and (3) wake one if there are any. Going to sleep is (a) count
-//! oneself in `sleepers`, (b) try `is_held` once more, (c) sleep, unless it has
-//! changed (futex(2)). The danger is a processor that does (2) before others see
-//! (1): it misses the sleeper, who has missed the store, and nobody wakes him.
-//! Between (a) and (b) the sleeper therefore has the kernel run a full memory
-//! barrier on every processor that runs a thread of this process
-//! (membarrier(2), MEMBARRIER_CMD_PRIVATE_EXPEDITED). Wherever that falls in
-//! another thread's (1) and (2):
+//! `is_held` is the mutex; `has_sleepers` says that somebody sleeps until it comes
+//! free. Letting go is (1) store 0 to `is_held`, (2) load `has_sleepers`, and (3)
+//! wake one if it is set. Going to sleep is (a) set `has_sleepers`, (b) look at
+//! `is_held` once more, (c) sleep if it is held still. The danger is a processor
+//! that does (2) before others see (1): it misses the sleeper, who has missed the
+//! store, and nobody wakes him. Between (a) and (b) the sleeper therefore has the
+//! kernel run a full memory barrier on every processor that runs a thread of this
+//! process (membarrier(2), MEMBARRIER_CMD_PRIVATE_EXPEDITED). Wherever that falls
+//! in another thread's (1) and (2):
 //!
-//! - after (1): the store is seen by the sleeper's (b), and he takes the mutex, or
-//!   finds it held by somebody whose own letting go is still to come;
-//! - before (1), so before (2): the load sees the sleeper counted.
+//! - after (1): the store is seen by the sleeper's (b), and he does not sleep, or
+//!   finds the mutex held by somebody whose own letting go is still to come;
+//! - before (1), so before (2): the load sees `has_sleepers` set.
+//!
+//! (a) to (c) and (3) run under the lock of the sleepers' queue, which is
+//! `parking_lot_core`'s: so whoever sees the flag finds the sleeper in the queue,
+//! and clears the flag only when he takes the last one out of it. A flag is
+//! cleared and no thread counted down, so that of the many who let go while the
+//! woken one is on his way nobody wakes again.
 //!
 //! The compiler may not swap (1) and (2) either: [`light`] stops it.
 //!
 //! Where the kernel has no such call, both sides use a fence, as a plain mutex
-//! would. Should the call fail later, the sleeper looks again by himself every
-//! millisecond.
+//! would. Should the call fail later, nobody sleeps: he looks again and again.
 //!
 //! Loom knows no barrier that one thread runs for others. It is shown fences in
 //! both places, which promise no more than the call does.
 //!
 //! This is the one module of the library with unsafe code: the implementation of
-//! `lock_api::RawMutex`, which is a promise that the mutex is one.
+//! `lock_api::RawMutex`, a promise that the mutex is one, and the calls of the
+//! queue, whose closures must not use it themselves.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -42,7 +47,7 @@ use crate::sync::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct TableLock {
     is_held: AtomicU32,
-    sleepers: AtomicU32,
+    has_sleepers: AtomicU32,
     #[cfg(loom)]
     bed: bed::Bed,
 }
@@ -57,14 +62,16 @@ impl TableLock {
     pub const fn new() -> TableLock {
         TableLock {
             is_held: AtomicU32::new(0),
-            sleepers: AtomicU32::new(0),
+            has_sleepers: AtomicU32::new(0),
         }
     }
 
     /// Takes the mutex if it is free.
     #[inline]
     pub fn try_acquire(&self) -> bool {
-        self.is_held.swap(1, Ordering::Acquire) == 0
+        self.is_held
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Takes the mutex.
@@ -80,25 +87,36 @@ impl TableLock {
     pub fn release(&self) {
         self.is_held.store(0, Ordering::Release);
         barrier::light();
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
+        if self.has_sleepers.load(Ordering::Relaxed) != 0 {
             self.wake_one();
         }
     }
 
     #[cold]
     fn acquire_contended(&self) {
-        for _ in 0..LOOKS {
-            if self.is_held.load(Ordering::Relaxed) == 0 && self.try_acquire() {
-                return;
+        loop {
+            for _ in 0..LOOKS {
+                if self.is_held.load(Ordering::Relaxed) == 0 && self.try_acquire() {
+                    return;
+                }
+                core::hint::spin_loop();
             }
-            core::hint::spin_loop();
+            self.sleep();
         }
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let is_counted = barrier::heavy();
-        while !self.try_acquire() {
-            self.sleep(is_counted);
+    }
+
+    /// (a) and (b): whether to sleep. Under the lock of the queue.
+    fn must_sleep(&self) -> bool {
+        self.has_sleepers.store(1, Ordering::Relaxed);
+        barrier::heavy() && self.is_held.load(Ordering::Relaxed) == 1
+    }
+
+    /// The end of (3): one sleeper was taken out of the queue, if there was any.
+    /// Under the lock of the queue.
+    fn woke_one(&self, are_more: bool) {
+        if !are_more {
+            self.has_sleepers.store(0, Ordering::Relaxed);
         }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -114,9 +132,9 @@ mod table_mutex {
     /// Holds it until it is dropped.
     pub(crate) type TableGuard<'a, T> = lock_api::MutexGuard<'a, TableLock, T>;
 
-    // SAFETY: a thread has the mutex only after a swap of `is_held` from 0 to 1, and
+    // SAFETY: a thread has the mutex only when it has changed `is_held` from 0 to 1, and
     // only `release`, which `unlock`'s caller may call as its holder, makes it 0
-    // again: there is one holder at a time. The swap acquires what the store of 0
+    // again: there is one holder at a time. The change acquires what the store of 0
     // released, so that a holder sees all that the one before him did.
     #[allow(unsafe_code)]
     unsafe impl RawMutex for TableLock {
@@ -214,45 +232,45 @@ mod barrier {
     }
 }
 
-/// Sleeping until a word changes, by futex(2).
-#[cfg(all(target_os = "linux", not(loom)))]
+#[cfg(not(loom))]
 mod sleep {
-    use rustix::thread::futex::{Flags, Timespec, wait, wake};
+    use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, park, unpark_one};
 
     use super::TableLock;
 
-    const A_MILLISECOND: Timespec = Timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-
     impl TableLock {
-        pub(super) fn sleep(&self, is_counted: bool) {
-            let limit = (!is_counted).then_some(&A_MILLISECOND);
-            // Woken, changed already, interrupted, timed out: look again.
-            let _ = wait(&self.is_held, Flags::PRIVATE, 1, limit);
+        /// Where its sleepers queue.
+        fn key(&self) -> usize {
+            core::ptr::from_ref(self) as usize
+        }
+
+        pub(super) fn sleep(&self) {
+            // SAFETY: the key is this lock's own address, and none of the closures
+            // panics or parks.
+            #[allow(unsafe_code)]
+            unsafe {
+                park(
+                    self.key(),
+                    || self.must_sleep(),
+                    || {},
+                    |_, _| {},
+                    DEFAULT_PARK_TOKEN,
+                    None,
+                );
+            }
         }
 
         #[cold]
         pub(super) fn wake_one(&self) {
-            // Only a bad address could fail.
-            let _ = wake(&self.is_held, Flags::PRIVATE, 1);
+            // SAFETY: as above.
+            #[allow(unsafe_code)]
+            unsafe {
+                unpark_one(self.key(), |woken| {
+                    self.woke_one(woken.have_more_threads);
+                    DEFAULT_UNPARK_TOKEN
+                });
+            }
         }
-    }
-}
-
-/// Where there is no futex: giving way until the word changes.
-#[cfg(not(any(target_os = "linux", loom)))]
-mod sleep {
-    use super::TableLock;
-
-    impl TableLock {
-        pub(super) fn sleep(&self, _is_counted: bool) {
-            std::thread::yield_now();
-        }
-
-        #[cold]
-        pub(super) fn wake_one(&self) {}
     }
 }
 
@@ -260,15 +278,21 @@ mod sleep {
 /// manager need not go through this one's interleavings as well.
 #[cfg(loom)]
 mod bed {
-    use loom::sync::{Condvar, Mutex, MutexGuard};
+    use std::collections::VecDeque;
+    use std::fmt;
+
+    use loom::sync::{Mutex, MutexGuard};
 
     use super::TableLock;
-    use crate::sync::{AtomicU32, Ordering};
+    use crate::sync::{AtomicU32, Thread, current, lock, park};
 
-    #[derive(Debug)]
-    pub(super) struct Bed {
-        bed: Mutex<()>,
-        changed: Condvar,
+    /// The queue of sleepers.
+    pub(super) struct Bed(Mutex<VecDeque<Thread>>);
+
+    impl fmt::Debug for Bed {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Bed")
+        }
     }
 
     impl TableLock {
@@ -277,25 +301,28 @@ mod bed {
         pub fn new() -> TableLock {
             TableLock {
                 is_held: AtomicU32::new(0),
-                sleepers: AtomicU32::new(0),
-                bed: Bed {
-                    bed: Mutex::new(()),
-                    changed: Condvar::new(),
-                },
+                has_sleepers: AtomicU32::new(0),
+                bed: Bed(Mutex::new(VecDeque::new())),
             }
         }
 
-        pub(super) fn sleep(&self, is_counted: bool) {
-            assert!(is_counted);
-            let bed = self.bed.bed.lock().expect("not poisoned");
-            if self.is_held.load(Ordering::SeqCst) == 1 {
-                drop(self.bed.changed.wait(bed).expect("not poisoned"));
+        pub(super) fn sleep(&self) {
+            let mut queue = lock(&self.bed.0);
+            if self.must_sleep() {
+                queue.push_back(current());
+                drop(queue);
+                park();
             }
         }
 
         pub(super) fn wake_one(&self) {
-            drop(self.bed.bed.lock().expect("not poisoned"));
-            self.bed.changed.notify_one();
+            let mut queue = lock(&self.bed.0);
+            let sleeper = queue.pop_front();
+            self.woke_one(!queue.is_empty());
+            drop(queue);
+            if let Some(sleeper) = sleeper {
+                sleeper.unpark();
+            }
         }
     }
 

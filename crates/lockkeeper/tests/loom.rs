@@ -13,11 +13,13 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use lockkeeper::mutex::TableLock;
 use lockkeeper::table::Waits;
 use lockkeeper::{
     CallbackId, Errno, FileHandle, FileId, Interrupt, LockManager, LockType, OpenFileId, Owner,
     ProcessId, Range, Started, WaitOptions,
 };
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
@@ -334,4 +336,35 @@ fn two_waiting_threads_are_both_served() {
         }
         assert_eq!(holders(&file), [Owner::from(HOLDER)], "the record lock");
     });
+}
+
+/// The mutex of a file's table: two threads in turn, and a third that comes late
+/// enough to sleep. A wake-up that is lost is a deadlock of the model; two holders
+/// at once would each miss what the other counted.
+#[test]
+fn a_sleeper_at_a_mutex_is_woken() {
+    loom::model(|| {
+        let lock = Arc::new(TableLock::new());
+        let count = Arc::new(AtomicU32::new(0));
+        let holders: Vec<_> = (0..2)
+            .map(|_| {
+                let (lock, count) = (lock.clone(), count.clone());
+                thread::spawn(move || hold(&lock, &count))
+            })
+            .collect();
+        hold(&lock, &count);
+        for holder in holders {
+            holder.join().expect("no panic");
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+        assert!(lock.try_acquire(), "held by nobody");
+    });
+}
+
+fn hold(lock: &TableLock, count: &AtomicU32) {
+    lock.acquire();
+    let before = count.load(Ordering::Relaxed);
+    thread::yield_now();
+    count.store(before + 1, Ordering::Relaxed);
+    lock.release();
 }

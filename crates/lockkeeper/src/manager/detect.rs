@@ -18,8 +18,8 @@ use super::{LockManager, events};
 use crate::deadlock::{Edge, Step, WaitGraph, find_cycle, find_queue_in_cycle};
 use crate::error::LockError;
 use crate::lock::{LockInfo, LockKind, WaiterId};
-use crate::owner::Owner;
 use crate::mutex::TableGuard;
+use crate::owner::Owner;
 use crate::sync::{Arc, Ordering, lock};
 use crate::table::{BlockedBy, Table};
 

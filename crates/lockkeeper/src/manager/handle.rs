@@ -382,7 +382,11 @@ impl<'a> Records<'a> {
     /// F_GETLK: the lock in the way of such a request, or `None` if it could be
     /// granted.
     pub fn test(&self, lock_type: LockType, range: Range) -> Option<LockInfo> {
-        self.file.file.table.lock().test(&self.request(lock_type, range))
+        self.file
+            .file
+            .table
+            .lock()
+            .test(&self.request(lock_type, range))
     }
 
     /// F_OFD_GETLK with F_UNLCK: the owner's own lock with the lowest first byte
