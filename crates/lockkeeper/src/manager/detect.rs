@@ -12,7 +12,7 @@
 use super::Shared;
 use super::file::{File, FileId};
 use super::handle::FileHandle;
-use super::registry::Wait;
+use super::registry::{SoleWait, Wait};
 use super::wait::Ticket;
 use super::{LockManager, events};
 use crate::deadlock::{Edge, Step, WaitGraph, find_cycle, find_queue_in_cycle};
@@ -54,6 +54,71 @@ impl WaitGraph for Waits<'_> {
 fn kind_of(table: &Table<Ticket>, id: WaiterId) -> Option<LockKind> {
     let (request, _) = table.waiting(id).ok()?;
     Some(request.kind())
+}
+
+/// What came of following a chain.
+enum Chain {
+    /// It is in no cycle.
+    Ends,
+    /// It was, and the cycle was ended.
+    Refused(Remedy),
+    /// It is no chain, or changed meanwhile: the search must look at everything.
+    Branches,
+}
+
+/// A wait of a chain that is remembered, at ever greater distances: a chain that
+/// runs into a cycle elsewhere meets one again.
+struct Milestone {
+    wait: Wait,
+    next: usize,
+}
+
+impl Milestone {
+    fn is_met_again(&mut self, wait: &Wait, steps: usize) -> bool {
+        if self.wait.is(wait) {
+            return true;
+        }
+        if steps >= self.next {
+            self.wait = wait.clone();
+            self.next = 2 * steps;
+        }
+        false
+    }
+}
+
+fn step(wait: Wait, waits_for: Owner) -> Step<Wait> {
+    Step {
+        wait,
+        waits_for,
+        edge: Edge::Lock,
+    }
+}
+
+/// The one owner whose record locks this request of `owner` waits for; `Some(None)`
+/// if there is none. `None` if there are several, or the request is another's.
+fn sole_blocker(table: &Table<Ticket>, id: WaiterId, owner: &Owner) -> Option<Option<Owner>> {
+    let Ok((request, _)) = table.waiting(id) else {
+        return Some(None);
+    };
+    if request.owner() != owner {
+        return None;
+    }
+    if !matches!(
+        request.kind(),
+        LockKind::Posix | LockKind::Ofd | LockKind::Access
+    ) {
+        return Some(None);
+    }
+    let mut sole: Option<Owner> = None;
+    let mut are_several = false;
+    table.visit_blockers(id, &mut |blocker, edge| {
+        if edge == Edge::Lock {
+            are_several = sole.as_ref().is_some_and(|known| known != blocker);
+            sole.get_or_insert_with(|| blocker.clone());
+        }
+        !are_several
+    });
+    (!are_several).then_some(sole)
 }
 
 /// What to do about a cycle.
@@ -107,9 +172,15 @@ impl FileHandle {
                 shared: &self.shared,
                 records_only: true,
             };
-            while let Some(cycle) = find_cycle(&mut graph, &start, &owner, false) {
-                if let Some(remedy) = self.refuse(&cycle, &owner, id) {
-                    return Some(remedy);
+            match self.follow_chain(id, &owner) {
+                Chain::Ends => {}
+                Chain::Refused(remedy) => return Some(remedy),
+                Chain::Branches => {
+                    while let Some(cycle) = find_cycle(&mut graph, &start, &owner, false) {
+                        if let Some(remedy) = self.refuse(&cycle, &owner, id) {
+                            return Some(remedy);
+                        }
+                    }
                 }
             }
         }
@@ -134,6 +205,76 @@ impl FileHandle {
             return Some(Remedy::LetPass(queued.file));
         }
         None
+    }
+
+    /// The search where everybody waits for one other with one request: a chain,
+    /// which needs no note of who has been seen. As long as it stays in a file, the
+    /// file is locked, so that a cycle within one file is found and ended at once.
+    fn follow_chain(&self, id: WaiterId, owner: &Owner) -> Chain {
+        let mut at = Wait {
+            file: self.file.clone(),
+            id,
+        };
+        let mut waiting = owner.clone();
+        let mut steps: Vec<Step<Wait>> = Vec::new();
+        let mut milestone = Milestone {
+            wait: at.clone(),
+            next: 2,
+        };
+        loop {
+            let mut table = at.file.table.lock();
+            let next = loop {
+                let Some(blocker) = sole_blocker(&table, at.id, &waiting) else {
+                    return Chain::Branches;
+                };
+                let Some(blocker) = blocker else {
+                    return Chain::Ends;
+                };
+                if blocker == *owner {
+                    let is_here = steps.iter().all(|s| Arc::ptr_eq(&s.wait.file, &at.file));
+                    if is_here && Arc::ptr_eq(&self.file, &at.file) {
+                        let first = steps.first().map_or(&blocker, |step| &step.waits_for);
+                        let remedy = self.refuse_in(&mut table, id, owner, first);
+                        return remedy.map_or(Chain::Ends, Chain::Refused);
+                    }
+                    drop(table);
+                    steps.push(step(at, blocker));
+                    let remedy = self.refuse(&steps, owner, id);
+                    return remedy.map_or(Chain::Branches, Chain::Refused);
+                }
+                waiting.clone_from(&blocker);
+                let sole = self.shared.registry.sole_wait_of(&blocker, &at.file);
+                steps.push(step(at.clone(), blocker));
+                match sole {
+                    SoleWait::None => return Chain::Ends,
+                    SoleWait::Several => return Chain::Branches,
+                    SoleWait::Here(id) => at.id = id,
+                    SoleWait::Elsewhere(wait) => break wait,
+                }
+                if milestone.is_met_again(&at, steps.len()) {
+                    return Chain::Ends;
+                }
+            };
+            drop(table);
+            at = next;
+            if milestone.is_met_again(&at, steps.len()) {
+                return Chain::Ends;
+            }
+        }
+    }
+
+    /// Refuses the request, which waits in this table for a lock of `blocker`.
+    fn refuse_in(
+        &self,
+        table: &mut Table<Ticket>,
+        id: WaiterId,
+        owner: &Owner,
+        blocker: &Owner,
+    ) -> Option<Remedy> {
+        let next = table.blocker_info(id, blocker)?;
+        let cx = self.shared.context(self.shared.clock.now());
+        let ticket = table.refuse_deadlock(id, cx).ok()?;
+        Some(Remedy::Refused(ticket, owner.clone(), next))
     }
 
     /// Refuses the request if the cycle holds with all its files locked.
@@ -163,10 +304,7 @@ impl FileHandle {
             }
         }
         let table = &mut tables[index_of(&self.file).ok()?];
-        let next = table.blocker_info(id, &cycle.first()?.waits_for)?;
-        let cx = self.shared.context(self.shared.clock.now());
-        let ticket = table.refuse_deadlock(id, cx).ok()?;
-        Some(Remedy::Refused(ticket, owner.clone(), next))
+        self.refuse_in(table, id, owner, &cycle.first()?.waits_for)
     }
 }
 

@@ -23,6 +23,25 @@ pub(crate) struct Wait {
     pub(crate) id: WaiterId,
 }
 
+impl Wait {
+    /// Whether this is the same request.
+    pub(crate) fn is(&self, other: &Wait) -> bool {
+        self.id == other.id && Arc::ptr_eq(&self.file, &other.file)
+    }
+}
+
+/// The one request of an owner that waits.
+pub(crate) enum SoleWait {
+    /// None does.
+    None,
+    /// On the file that was asked about.
+    Here(WaiterId),
+    /// On another.
+    Elsewhere(Wait),
+    /// Several do.
+    Several,
+}
+
 /// The owner is kept as its hash, which is half the size. Two owners with one hash
 /// would make a search follow a wait that is not its owner's, so whoever acts on
 /// what it found asks the table for the owner.
@@ -106,6 +125,23 @@ impl Registry {
             // Not under the shard: this may be the last use of the file.
             drop(entry);
             self.waiting[hash as usize % SLOTS].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The one request of this owner that waits, if it is one.
+    pub(crate) fn sole_wait_of(&self, owner: &Owner, here: &Arc<File>) -> SoleWait {
+        let hash = self.hash(owner);
+        let shard = lock(self.shard(hash));
+        let mut waits = shard
+            .iter_hash(hash)
+            .filter(|entry| entry.owner_hash == hash);
+        match (waits.next(), waits.next()) {
+            (None, _) => SoleWait::None,
+            (Some(_), Some(_)) => SoleWait::Several,
+            (Some(Entry { wait, .. }), None) if Arc::ptr_eq(&wait.file, here) => {
+                SoleWait::Here(wait.id)
+            }
+            (Some(Entry { wait, .. }), None) => SoleWait::Elsewhere(wait.clone()),
         }
     }
 
