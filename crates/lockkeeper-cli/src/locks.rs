@@ -236,7 +236,9 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
                 Mode::Write => "WRITE",
             };
             [
-                lock.command.clone().unwrap_or_else(|| "(unknown)".into()),
+                lock.command
+                    .as_deref()
+                    .map_or_else(|| "(unknown)".into(), printable),
                 lock.pid.to_string(),
                 match lock.kind {
                     Kind::Posix => "POSIX",
@@ -259,9 +261,11 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
                 // As lslocks(8): 0 is the end, wherever it is.
                 lock.end.unwrap_or(0).to_string(),
                 match (&file.path, file.deleted) {
-                    (Some(path), false) => path.clone(),
-                    (Some(path), true) => format!("{path} (deleted)"),
-                    (None, _) => format!("{} (inode {})", report.mountpoint, file.inode),
+                    (Some(path), false) => printable(path),
+                    (Some(path), true) => format!("{} (deleted)", printable(path)),
+                    (None, _) => {
+                        format!("{} (inode {})", printable(&report.mountpoint), file.inode)
+                    }
                 },
                 blocker.map_or_else(String::new, |lock| lock.pid.to_string()),
             ]
@@ -274,6 +278,24 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
         }
     }
     rows
+}
+
+/// A name as it may go to a terminal: whoever names a file or a process must not write lines of this table,
+/// nor move the cursor. As lslocks(8) does, control characters are shown as `\x0a`.
+fn printable(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for character in name.chars() {
+        match character {
+            control if control.is_control() => {
+                let mut bytes = [0; 4];
+                for byte in control.encode_utf8(&mut bytes).bytes() {
+                    text.push_str(&format!("\\x{byte:02x}"));
+                }
+            }
+            plain => text.push(plain),
+        }
+    }
+    text
 }
 
 /// The lock at the root of the tree: what must go first, whatever hangs in between.
@@ -391,6 +413,16 @@ mod tests {
             }],
             ..Report::default()
         }
+    }
+
+    #[test]
+    fn a_name_cannot_forge_a_line_or_move_the_cursor() {
+        let mut report = report();
+        report.files[0].path = Some("/m/a\nb\x1b[2J\u{9b}é".into());
+        report.files[0].locks[0].lock.command = Some("x\ty".into());
+        let rows = rows(&report, &Filter::Everything, false);
+        assert_eq!(rows[0][0], r"x\x09y");
+        assert_eq!(rows[0][8], r"/m/a\x0ab\x1b[2J\xc2\x9bé");
     }
 
     #[test]

@@ -208,6 +208,45 @@ fn libc_enotconn() -> i32 {
 }
 
 #[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn whoever_waits_when_the_server_ends_is_freed() {
+    use std::io::{BufRead, BufReader};
+    const WAITER: &str = r#"
+import errno, fcntl
+held, other = open("f", "w"), open("f", "w")
+fcntl.flock(held, fcntl.LOCK_EX)
+print("waits", flush=True)
+for file in other, held:
+    try: fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error: print(errno.errorcode[error.errno], flush=True)
+"#;
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::TERM] {
+        let place = Place::new();
+        let output = place.mount(&["--daemon", "--pid-file", "pid"]);
+        assert!(output.status.success(), "{}", said(&output));
+        let mut waiter = Command::new("timeout")
+            .args(["60", "/usr/bin/python3", "-c", WAITER])
+            .current_dir(place.path("mnt"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let mut lines = BufReader::new(waiter.stdout.take().expect("piped")).lines();
+        let mut next = || lines.next().expect("a line").expect("text");
+        assert_eq!(next(), "waits");
+        place.wait_for("the request", |place| {
+            let output = place.command(&["locks", "mnt"]).output().expect("runs");
+            said(&output).contains("WRITE*")
+        });
+        place.signal(place.daemon_pid(), signal);
+        // The one that waited, and one that comes when nobody serves any more.
+        assert_eq!(next(), "ECONNABORTED");
+        assert_eq!(next(), "ENOTCONN");
+        assert!(waiter.wait().expect("ends").success());
+    }
+}
+
+#[test]
 fn what_cannot_be_mounted_is_named() {
     let place = Place::new();
     fs::write(place.path("file"), "").expect("writes");
