@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use lockkeeper_mount::mountpoint::MountEntry;
-use lockkeeper_mount::report::{Blocker, FileLocks, Kind, Lock, Mode, Report};
+use lockkeeper_mount::report::{FileLocks, Kind, Lock, Mode, Report};
 use lockkeeper_mount::status::{self, AskError};
 
 /// What `lockkeeper locks` takes.
@@ -274,7 +274,7 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
             rows.push(row(&held.lock, None, false));
         }
         for waiting in file.waiters.iter().filter(|one| filter.shows(&one.lock)) {
-            rows.push(row(&waiting.lock, holder(file, waiting.blocked_by), true));
+            rows.push(row(&waiting.lock, file.holder(waiting), true));
         }
     }
     rows
@@ -296,24 +296,6 @@ fn printable(name: &str) -> String {
         }
     }
     text
-}
-
-/// The lock at the root of the tree: what must go first, whatever hangs in between.
-fn holder(file: &FileLocks, mut blocker: Option<Blocker>) -> Option<&Lock> {
-    // No chain is longer than there are waiters; what a server says is not believed blindly.
-    for _ in 0..=file.waiters.len() {
-        match blocker? {
-            Blocker::Lock(index) => return file.locks.get(index).map(|held| &held.lock),
-            Blocker::Waiter(index) => {
-                let waiting = file.waiters.get(index)?;
-                if waiting.blocked_by.is_none() {
-                    return Some(&waiting.lock);
-                }
-                blocker = waiting.blocked_by;
-            }
-        }
-    }
-    None
 }
 
 /// 0B, 512B, 4K, 1.5M.
@@ -358,7 +340,7 @@ fn table(rows: &[Row], with_headings: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_mount::report::{Counts, Held, VERSION, Waiting};
+    use lockkeeper_mount::report::{Blocker, Counts, Held, VERSION, Waiting};
 
     use super::*;
 
@@ -465,8 +447,11 @@ program-9   9 POSIX   5K READ* 0     0   9 /m/a       7
     fn a_chain_that_leads_nowhere_ends() {
         let mut report = report();
         report.files[0].waiters[0].blocked_by = Some(Blocker::Waiter(1));
-        assert_eq!(holder(&report.files[0], Some(Blocker::Waiter(0))), None);
-        assert_eq!(holder(&report.files[0], Some(Blocker::Lock(5))), None);
+        let file = &report.files[0];
+        assert_eq!(file.holder(&file.waiters[1]), None);
+        report.files[0].waiters[0].blocked_by = Some(Blocker::Lock(5));
+        let file = &report.files[0];
+        assert_eq!(file.holder(&file.waiters[0]), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use clap::{Args, ValueEnum};
 use lockkeeper::{Fairness, Limits, LockManager};
 use lockkeeper_mount::status::{self, StatusSocket};
 use lockkeeper_mount::{
-    DataPath, ManagerService, MountOptions, Negotiated, Session, Unmounted, Unmounter,
+    DataPath, ManagerService, MountOptions, Negotiated, Sentinel, Session, Unmounted, Unmounter,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -85,12 +85,15 @@ pub struct Arguments {
     no_status: bool,
     #[command(flatten)]
     page: PageOptions,
-    /// What to log
-    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = Level::Warn)]
-    log: Level,
+    /// What to log: error, warn, info, debug or trace; `json` or `json:LEVEL` as one JSON object a line
+    #[arg(long, value_name = "LEVEL|json[:LEVEL]", value_parser = log_form, default_value = "warn")]
+    log: LogForm,
     /// Log to this file instead of the standard error
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+    /// Log each request that has waited for so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds, default_value = "10")]
+    slow_wait: Duration,
     /// Options as mount(8) and fstab write them, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -183,6 +186,33 @@ enum Level {
     Trace,
 }
 
+/// How much to log, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LogForm {
+    level: Level,
+    is_json: bool,
+}
+
+fn log_form(text: &str) -> Result<LogForm, String> {
+    let (is_json, level) = match text.split_once(':') {
+        Some(("json", level)) => (true, level),
+        None if text == "json" => (true, "warn"),
+        _ => (false, text),
+    };
+    match Level::from_str(level, true) {
+        Ok(level) => Ok(LogForm { level, is_json }),
+        Err(_) => Err("neither error, warn, info, debug, trace, nor json, nor json:LEVEL".into()),
+    }
+}
+
+fn positive_seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "not a number of seconds above 0".into())
+}
+
 /// Mounts and serves; returns when the mount is gone.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let arguments = arguments.clone().with_mount_options()?;
@@ -219,6 +249,8 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         true => None,
         false => listen(arguments, &session)?,
     };
+    let sentinel = Sentinel::start(&session, service.clone(), arguments.slow_wait)
+        .context("cannot start the thread that looks for deadlocks")?;
     end_on_signal(session.unmounter(), pid_file.clone(), status.clone())?;
     let mut about_page = String::new();
     if let Some(page) = page {
@@ -235,6 +267,7 @@ fn serve(arguments: &Arguments, detached: bool) -> anyhow::Result<ExitCode> {
         notify_systemd("READY=1");
     });
     notify_systemd("STOPPING=1");
+    drop(sentinel);
     // The thread that waits for signals has these too, so dropping them would do nothing.
     if let Some(file) = &pid_file {
         file.remove();
@@ -473,7 +506,7 @@ fn notify_systemd(state: &str) {
 }
 
 fn start_log(arguments: &Arguments) -> anyhow::Result<()> {
-    let level = match arguments.log {
+    let level = match arguments.log.level {
         Level::Error => tracing::Level::ERROR,
         Level::Warn => tracing::Level::WARN,
         Level::Info => tracing::Level::INFO,
@@ -490,12 +523,21 @@ fn start_log(arguments: &Arguments) -> anyhow::Result<()> {
                 .append(true)
                 .open(path)
                 .with_context(|| format!("cannot open the log file {}", path.display()))?;
-            log.with_ansi(false).with_writer(Arc::new(file)).init();
+            let log = log.with_ansi(false).with_writer(Arc::new(file));
+            match arguments.log.is_json {
+                true => log.json().flatten_event(true).init(),
+                false => log.init(),
+            }
         }
-        None => log
-            .with_ansi(io::stderr().is_terminal())
-            .with_writer(io::stderr)
-            .init(),
+        None => {
+            let log = log
+                .with_ansi(io::stderr().is_terminal())
+                .with_writer(io::stderr);
+            match arguments.log.is_json {
+                true => log.json().flatten_event(true).init(),
+                false => log.init(),
+            }
+        }
     }
     Ok(())
 }
@@ -596,7 +638,10 @@ impl Arguments {
                 ("http_any_address", None) => self.page.http_any_address = true,
                 ("log_file", Some(value)) => self.log_file = Some(value.into()),
                 ("log", Some(value)) => {
-                    self.log = read(option, value, |text| Level::from_str(text, true))?;
+                    self.log = read(option, value, log_form)?;
+                }
+                ("slow_wait", Some(value)) => {
+                    self.slow_wait = read(option, value, positive_seconds)?;
                 }
                 // What mount(8) and fstab say to each other, and defaults that hold anyway.
                 (
@@ -628,7 +673,7 @@ impl Arguments {
                      fairness=unlimited|fifo|N, max_locks=N, max_locks_per_file=N, max_locks_per_owner=N, \
                      max_waiters=N, max_waiters_per_file=N, max_waiters_per_owner=N, \
                      pid_file=FILE, status=SOCKET, no_status, \
-                     http=ADDRESS:PORT, http_any_address, log=LEVEL, log_file=FILE"
+                     http=ADDRESS:PORT, http_any_address, log=LEVEL|json[:LEVEL], log_file=FILE, slow_wait=SECONDS"
                 ),
             }
         }
@@ -722,7 +767,26 @@ mod tests {
         )
         .expect("known options");
         assert!(arguments.read_only && arguments.allow_other && arguments.noexec);
-        assert_eq!(arguments.log, Level::Debug);
+        let log = |level, is_json| LogForm { level, is_json };
+        assert_eq!(arguments.log, log(Level::Debug, false));
+        for (words, expected) in [
+            ("mount s m", log(Level::Warn, false)),
+            ("mount s m --log json", log(Level::Warn, true)),
+            (
+                "mount s m -o log=json:info,slow_wait=0.5",
+                log(Level::Info, true),
+            ),
+        ] {
+            assert_eq!(parse(words).expect(words).log, expected, "{words}");
+        }
+        for words in [
+            "--log yaml",
+            "--log json:loud",
+            "--slow-wait 0",
+            "--slow-wait soon",
+        ] {
+            assert!(parse(&format!("mount s m {words}")).is_err(), "{words}");
+        }
         let options = arguments.mount_options();
         assert_eq!(options.entry_timeout, Duration::from_millis(2500));
         assert_eq!(options.attr_timeout, Duration::ZERO);

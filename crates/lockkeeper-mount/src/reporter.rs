@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_watch::report::{Origin, Report, VERSION};
+use lockkeeper_watch::{deadlock, process};
 
 use crate::server::Observer;
 
@@ -31,6 +32,7 @@ impl Reporter {
     pub fn report(&self) -> Report {
         let time = unix_time();
         let files = self.observer.listing(&self.mountpoint);
+        let deadlocks = deadlock::find(&files, process::threads);
         Report {
             version: VERSION,
             lockkeeper: env!("CARGO_PKG_VERSION").into(),
@@ -45,11 +47,12 @@ impl Reporter {
             counts: self.observer.counts(),
             files,
             origin: Origin::Mount,
+            unplaced: 0,
             time,
             started: self.started,
             totals: self.observer.totals(),
             wait_times: self.observer.wait_times(),
-            deadlocks: Vec::new(),
+            deadlocks,
         }
     }
 }

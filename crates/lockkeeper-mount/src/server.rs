@@ -94,7 +94,13 @@ impl Observer {
     /// Every lock and waiting request, with the files as they are seen through `mountpoint`.
     pub fn listing(&self, mountpoint: &Path) -> Vec<FileLocks> {
         let mut files = self.0.desk.service().listing();
-        for file in &mut files {
+        self.name(&mut files, mountpoint);
+        files
+    }
+
+    /// Says of each file where it is, seen through `mountpoint`.
+    pub fn name(&self, files: &mut [FileLocks], mountpoint: &Path) {
+        for file in files {
             let Some(place) = self.0.fs.place_of(FileId {
                 dev: file.source_device,
                 ino: file.source_inode,
@@ -106,7 +112,6 @@ impl Observer {
             file.inode = place.inode;
             file.size = Some(place.size);
         }
-        files
     }
 
     /// How often what has happened.

@@ -17,7 +17,6 @@
 //! goes from the last used one straight to the file's own table. The manager frees a file's state with
 //! its last handle, lock and waiter.
 
-use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,7 +33,10 @@ use crate::locks::{
     LockService, OFFSET_MAX, Range, RequestId,
 };
 use crate::owners::{Owner, OwnerKind};
-use crate::report::{Blocker, FileLocks, Held, Kind, Lock, Mode, Waiting};
+use crate::report::{
+    Blocker, FileCounters, FileLocks, Held, Kind, Lock, Mode, Totals, WaitTimes, Waiting,
+};
+use crate::tally::{Asker, Tally};
 use crate::timelines::{Timelines, Watching, unix_time};
 use lockkeeper_watch::timeline::{Claim, What};
 use rustix::io::Errno;
@@ -45,6 +47,7 @@ pub struct ManagerService {
     manager: LockManager,
     open: Mutex<OpenFiles>,
     timelines: Arc<Timelines>,
+    tally: Arc<Tally>,
 }
 
 /// The files that were used to lock, by the open file descriptions.
@@ -62,6 +65,7 @@ impl ManagerService {
             manager,
             open: Mutex::default(),
             timelines: Arc::default(),
+            tally: Arc::default(),
         }
     }
 
@@ -120,6 +124,22 @@ impl ManagerService {
             });
     }
 
+    /// What is counted of waits and refusals.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// The locks and waiters of these files.
+    pub(crate) fn listing_of(&self, files: &[FileId]) -> Vec<FileLocks> {
+        let now = self.manager.now();
+        let mut commands = Commands::default();
+        let of_file = |&file: &FileId| {
+            let snapshot = self.manager.file(manager_file(file)).snapshot();
+            file_locks(file, &snapshot, now, &mut commands)
+        };
+        files.iter().map(of_file).collect()
+    }
+
     /// Has a request wait. `start` is given what to do once it has an outcome.
     fn wait(
         &self,
@@ -130,27 +150,41 @@ impl ManagerService {
             Box<dyn FnOnce(Result<(), LockError>) + Send>,
         ) -> Result<Started, LockError>,
     ) {
-        let id = CallbackId(reply.id().0);
-        let owed = Arc::new(Mutex::new(Some(reply)));
+        let id = reply.id();
+        let asker = Asker {
+            file: wait.file,
+            pid: wait.pid,
+        };
+        let owed = Owed {
+            reply: Arc::new(Mutex::new(Some(reply))),
+            asker,
+            tally: self.tally.clone(),
+        };
+        self.tally.begin(id, asker);
         let callback = {
             let (owed, timelines) = (owed.clone(), self.timelines.clone());
             Box::new(move |outcome| {
                 let what = what_ended(&outcome);
-                answer(&owed, outcome);
+                owed.tally.end(id);
+                owed.answer(outcome);
                 wait.ended(&timelines, what);
             })
         };
-        match start(id, callback) {
+        match start(CallbackId(id.0), callback) {
             Ok(Started::Waiting(_)) => {
                 if self.timelines.are_watched() {
-                    wait.began(&self.timelines, &owed);
+                    wait.began(&self.timelines, &owed.reply);
                 }
             }
             Ok(Started::Granted) => {
-                answer(&owed, Ok(()));
+                self.tally.forget(id);
+                owed.answer(Ok(()));
                 wait.ended(&self.timelines, What::Granted);
             }
-            Err(error) => answer(&owed, Err(error)),
+            Err(error) => {
+                self.tally.forget(id);
+                owed.answer(Err(error));
+            }
         }
     }
 }
@@ -192,11 +226,21 @@ fn what_ended(outcome: &Result<(), LockError>) -> What {
     }
 }
 
-/// Sends the reply, unless somebody has.
-fn answer(owed: &Mutex<Option<DeferredReply>>, outcome: Result<(), LockError>) {
-    let reply = lock(owed).take();
-    if let Some(reply) = reply {
-        reply.send(outcome.map_err(|error| errno_of(&error)));
+/// The reply to a request that may have to wait.
+#[derive(Clone)]
+struct Owed {
+    reply: Arc<Mutex<Option<DeferredReply>>>,
+    asker: Asker,
+    tally: Arc<Tally>,
+}
+
+impl Owed {
+    /// Sends the reply, unless somebody has.
+    fn answer(&self, outcome: Result<(), LockError>) {
+        let reply = lock(&self.reply).take();
+        if let Some(reply) = reply {
+            reply.send(outcome.map_err(|error| refuse(&self.tally, self.asker, &error)));
+        }
     }
 }
 
@@ -239,7 +283,7 @@ impl LockService for ManagerService {
         if self.timelines.are_watched() && result.is_ok() {
             self.tell_of(request, begun);
         }
-        result.map_err(|error| errno_of(&error))
+        result.map_err(|error| refuse(&self.tally, asker(request), &error))
     }
 
     fn setlkw(&self, request: &LockRequest, reply: DeferredReply) {
@@ -260,7 +304,8 @@ impl LockService for ManagerService {
                 if self.timelines.are_watched() && result.is_ok() {
                     self.tell_of(request, None);
                 }
-                return reply.send(result.map_err(|error| errno_of(&error)));
+                let refused = |error| refuse(&self.tally, asker(request), &error);
+                return reply.send(result.map_err(refused));
             }
         }
         let taker = ProcessId(request.pid.into());
@@ -319,6 +364,10 @@ impl LockService for ManagerService {
             Err(errno) => return admission.send(Err(errno)),
         };
         let file = self.file(io.file, io.handle);
+        let asker = Asker {
+            file: io.file,
+            pid: io.tid,
+        };
         // Numbers of owners count up from 1, so this one is nobody's.
         let nobody = Owner {
             kind: OwnerKind::OpenFile,
@@ -344,7 +393,7 @@ impl LockService for ManagerService {
                         wait_as = open_file;
                     }
                 }
-                Err(error) => return admission.send(Err(errno_of(&error))),
+                Err(error) => return admission.send(Err(refuse(&self.tally, asker, &error))),
             }
         }
         if io.nonblocking {
@@ -380,9 +429,37 @@ impl LockService for ManagerService {
                     dev: listing.file.device,
                     ino: listing.file.inode,
                 };
-                file_locks(file, &listing.snapshot, now, &mut commands)
+                let counters = listing.counters;
+                FileLocks {
+                    counters: FileCounters {
+                        acquisitions: counters.acquisitions,
+                        contended: counters.contended,
+                        wake_ups: counters.wake_ups,
+                        requeues: counters.requeues,
+                        deadlocks: counters.deadlocks,
+                        cancels: counters.cancels,
+                    },
+                    ..file_locks(file, &listing.snapshot, now, &mut commands)
+                }
             })
             .collect()
+    }
+
+    fn totals(&self) -> Totals {
+        let counters = self.manager.counters();
+        Totals {
+            acquisitions: counters.acquisitions,
+            contended: counters.contended,
+            wake_ups: counters.wake_ups,
+            requeues: counters.requeues,
+            deadlocks: counters.deadlocks,
+            cancels: counters.cancels,
+            limit_hits: self.tally.limit_hits(),
+        }
+    }
+
+    fn wait_times(&self) -> WaitTimes {
+        self.tally.wait_times()
     }
 
     fn shut_down(&self) {
@@ -494,10 +571,7 @@ struct Commands(HashMap<u32, Option<String>>);
 
 impl Commands {
     fn of(&mut self, pid: u32) -> Option<String> {
-        let look = || {
-            let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-            Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
-        };
+        let look = || lockkeeper_watch::process::command(pid);
         self.0.entry(pid).or_insert_with(look).clone()
     }
 }
@@ -557,6 +631,24 @@ fn request_of(request: &LockRequest) -> Result<Option<Request>, Errno> {
         }
     };
     Ok(Some(wanted.taken_by(ProcessId(request.pid.into()))))
+}
+
+fn asker(request: &LockRequest) -> Asker {
+    Asker {
+        file: request.file,
+        pid: request.pid,
+    }
+}
+
+/// The errno for a request that is refused, and a note of the refusals that somebody may want to see.
+fn refuse(tally: &Tally, asker: Asker, error: &LockError) -> Errno {
+    let errno = errno_of(error);
+    match errno {
+        Errno::NOLCK => tally.limit(asker, || error.to_string()),
+        Errno::DEADLK => tally.deadlock(asker, || error.to_string()),
+        _ => {}
+    }
+    errno
 }
 
 fn errno_of(error: &LockError) -> Errno {

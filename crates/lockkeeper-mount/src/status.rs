@@ -1,8 +1,8 @@
-//! The status socket: who asks and may, is told everything about the mount, as one JSON document.
+//! The status socket: who asks and may, is told everything about the mount.
 //!
-//! The protocol is to connect and to read until the end. The socket is `0600`, and what counts is the
+//! The protocol is at [`lockkeeper_watch::ask`], the other side. The socket is `0600`, and what counts is the
 //! peer's user id, which the kernel vouches for: root and the user who mounted are answered, nobody else.
-//! [`ask`] is the other side, and [`sockets_of`] says where the socket of a mount may be.
+//! [`sockets_of`] says where the socket of a mount may be.
 
 use std::fs;
 use std::io::{self, BufWriter, Read, Write};
@@ -10,12 +10,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use serde::Serialize;
+pub use lockkeeper_watch::ask::{AskError, report as ask};
+use lockkeeper_watch::ask::{PATIENCE, Question};
+use lockkeeper_watch::metrics;
+use lockkeeper_watch::report::Report;
 
 use crate::mountpoint::{FS_TYPE, MountEntry, make_folders};
-use crate::report::{Report, VERSION};
 
 /// A listening status socket; the file goes when this is dropped.
 #[derive(Debug)]
@@ -56,9 +58,9 @@ impl StatusSocket {
     ///
     /// # Errors
     /// If the socket cannot be made, or a living server has it.
-    pub fn listen<R: Serialize>(
+    pub fn listen(
         path: &Path,
-        report: impl Fn() -> R + Send + 'static,
+        report: impl Fn() -> Report + Send + 'static,
     ) -> io::Result<StatusSocket> {
         let created = prepare_folder(path)?;
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
@@ -154,7 +156,7 @@ fn prepare_folder(socket: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(created)
 }
 
-fn answer<R: Serialize>(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> R) {
+fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> Report) {
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd());
     match peer {
         Ok(peer) if peer.uid.is_root() || peer.uid == owner => {}
@@ -164,15 +166,53 @@ fn answer<R: Serialize>(stream: &UnixStream, owner: rustix::process::Uid, report
     // Somebody who does not read must not keep the thread.
     let written = stream
         .set_write_timeout(Some(Duration::from_secs(5)))
-        .and_then(|()| {
+        .and_then(|()| asked(stream))
+        .and_then(|line| {
             let mut writer = BufWriter::new(stream);
-            serde_json::to_writer(&mut writer, &report())?;
-            writer.write_all(b"\n")?;
+            match Question::of_line(&line) {
+                Some(Question::Report) => {
+                    serde_json::to_writer(&mut writer, &report())?;
+                    writer.write_all(b"\n")?;
+                }
+                Some(Question::Metrics) => {
+                    writer.write_all(metrics::render(&report()).as_bytes())?;
+                }
+                None => {
+                    let known = [Question::Report, Question::Metrics].map(Question::word);
+                    let error = format!("cannot tell {line:?}; known are {}", known.join(", "));
+                    serde_json::to_writer(&mut writer, &serde_json::json!({ "error": error }))?;
+                    writer.write_all(b"\n")?;
+                }
+            }
             writer.flush()
         });
     if let Err(error) = written {
         tracing::debug!(%error, "status reader went away");
     }
+}
+
+/// The line that the client has sent, if it sends any.
+fn asked(mut stream: &UnixStream) -> io::Result<String> {
+    const LONGEST: usize = 64;
+    let deadline = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    let mut buffer = [0; LONGEST];
+    while line.len() < LONGEST && !line.contains(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(len) => line.extend_from_slice(&buffer[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let line = String::from_utf8_lossy(&line);
+    Ok(line.lines().next().unwrap_or_default().to_owned())
 }
 
 impl Drop for StatusSocket {
@@ -210,82 +250,10 @@ pub fn sockets_of(mount: &MountEntry) -> Vec<PathBuf> {
     folders.iter().map(|folder| folder.join(name)).collect()
 }
 
-/// Why a server does not say how it is.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AskError {
-    /// No socket.
-    #[error(
-        "there is no status socket {0}: the mount was started with --no-status, or its server is gone"
-    )]
-    NoSocket(PathBuf),
-    /// Nobody listens.
-    #[error("nobody answers on {0}: the server was killed")]
-    Dead(PathBuf),
-    /// Not for this user.
-    #[error("{0} answers only root and the user who mounted")]
-    Denied(PathBuf),
-    /// The connection failed.
-    #[error("cannot ask on {path}: {error}")]
-    Io {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// The answer is none.
-    #[error("what {path} says is not understood (another version of lockkeeper?): {error}")]
-    Unreadable {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        error: String,
-    },
-}
-
-/// Asks the server that listens at `socket` about its mount.
-///
-/// # Errors
-/// [`AskError`], for people to read.
-pub fn ask(socket: &Path) -> Result<Report, AskError> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => AskError::NoSocket(socket.into()),
-        io::ErrorKind::ConnectionRefused => AskError::Dead(socket.into()),
-        io::ErrorKind::PermissionDenied => AskError::Denied(socket.into()),
-        _ => AskError::Io {
-            path: socket.into(),
-            error,
-        },
-    };
-    let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    let mut text = Vec::new();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .and_then(|()| stream.read_to_end(&mut text))
-        .map_err(failed)?;
-    if text.is_empty() {
-        return Err(AskError::Denied(socket.into()));
-    }
-    let unreadable = |error: String| AskError::Unreadable {
-        path: socket.into(),
-        error,
-    };
-    // The version first: what another one says need not be a report.
-    let document: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
-    match document.get("version").and_then(serde_json::Value::as_u64) {
-        Some(version) if version == u64::from(VERSION) => {}
-        version => {
-            return Err(unreadable(format!(
-                "version {version:?}, and this program knows {VERSION}"
-            )));
-        }
-    }
-    serde_json::from_value(document).map_err(|error| unreadable(error.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
+    use lockkeeper_watch::report::VERSION;
+
     use super::*;
 
     #[test]
@@ -294,24 +262,50 @@ mod tests {
         let path = temp.path().join("run/status.sock");
         fs::create_dir(temp.path().join("run")).expect("folder");
         drop(UnixListener::bind(&path).expect("stale socket"));
-        let socket = StatusSocket::listen(&path, || serde_json::json!({"a": 1})).expect("listens");
+        let report = || Report {
+            version: VERSION,
+            pid: 7,
+            ..Report::default()
+        };
+        let socket = StatusSocket::listen(&path, report).expect("listens");
         let mode = fs::metadata(&path).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let mut text = String::new();
-        UnixStream::connect(&path)
-            .expect("connects")
-            .read_to_string(&mut text)
-            .expect("reads");
-        assert_eq!(text, "{\"a\":1}\n");
-        assert!(
-            StatusSocket::listen(&path, || serde_json::Value::Null).is_err(),
-            "in use"
-        );
-        assert!(matches!(ask(&path), Err(AskError::Unreadable { .. })));
+        assert!(StatusSocket::listen(&path, report).is_err(), "in use");
+        assert_eq!(ask(&path).expect("answers"), report());
+        let metrics = lockkeeper_watch::ask::metrics(&path).expect("answers");
+        assert_eq!(metrics, lockkeeper_watch::metrics::render(&report()));
         drop(socket);
         assert!(!path.exists());
         assert!(matches!(ask(&path), Err(AskError::NoSocket(_))));
         drop(UnixListener::bind(&path).expect("stale socket"));
         assert!(matches!(ask(&path), Err(AskError::Dead(_))));
+    }
+
+    #[test]
+    fn who_says_nothing_gets_the_report_and_nonsense_gets_an_error() {
+        let temp = tempfile::tempdir().expect("temp folder");
+        let path = temp.path().join("status.sock");
+        let report = || Report {
+            version: VERSION + 1,
+            ..Report::default()
+        };
+        let _socket = StatusSocket::listen(&path, report).expect("listens");
+        let said = |line: &str| {
+            let mut stream = UnixStream::connect(&path).expect("connects");
+            stream.write_all(line.as_bytes()).expect("writes");
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("reads");
+            text
+        };
+        for line in ["", "report\n", "\n"] {
+            assert!(said(line).starts_with("{\"version\":2,"), "{line:?}");
+        }
+        assert!(said("metrics\n").starts_with("# HELP lockkeeper_"));
+        assert!(said("secrets\n").starts_with("{\"error\":"));
+        let error = ask(&path).expect_err("of another version");
+        assert!(
+            error.to_string().contains("this program knows 1"),
+            "{error}"
+        );
     }
 }

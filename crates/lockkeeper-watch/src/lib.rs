@@ -5,6 +5,14 @@
 
 #![deny(missing_docs)]
 
+pub mod ask;
+pub mod deadlock;
+pub mod explain;
+pub mod kernel;
+pub mod metrics;
+pub mod process;
 pub mod report;
 pub mod rows;
 pub mod timeline;
+pub mod tree;
+pub mod words;

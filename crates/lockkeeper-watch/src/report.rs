@@ -32,6 +32,10 @@ pub struct Report {
     /// Who tells.
     #[serde(default)]
     pub origin: Origin,
+    /// Of a plain folder: how many more files of its file systems are locked of which it cannot be told
+    /// whether they are below it, since those who have them open are hidden.
+    #[serde(default)]
+    pub unplaced: usize,
     /// When this was so, in seconds since 1970.
     #[serde(default)]
     pub time: f64,
@@ -260,6 +264,37 @@ pub enum Blocker {
     Waiter(usize),
 }
 
+impl Kind {
+    /// Its name in texts for people: `POSIX`, `OFD`, `flock`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Posix => "POSIX",
+            Kind::Ofd => "OFD",
+            Kind::Flock => "flock",
+            Kind::Access => "access",
+            Kind::Lease => "lease",
+            Kind::Delegation => "delegation",
+            Kind::Other => "lock",
+        }
+    }
+
+    /// Whether it is a lease or delegation.
+    pub fn is_lease(self) -> bool {
+        matches!(self, Kind::Lease | Kind::Delegation)
+    }
+}
+
+impl Lock {
+    /// The process, for people: `4711 (sqlite3)`, `4711`, `a hidden process`.
+    pub fn who(&self) -> String {
+        match (self.pid, &self.command) {
+            (0, _) => "a hidden process".into(),
+            (pid, Some(command)) => format!("{pid} ({command})"),
+            (pid, None) => pid.to_string(),
+        }
+    }
+}
+
 impl FileLocks {
     /// Nothing yet, of this file of the source.
     pub fn new(source_device: u64, source_inode: u64) -> FileLocks {
@@ -274,6 +309,26 @@ impl FileLocks {
             waiters: Vec::new(),
             counters: FileCounters::default(),
         }
+    }
+
+    /// The lock at the root of the tree in which this request hangs: what must go first, whatever hangs
+    /// in between. Or the request there, if it is just being granted.
+    pub fn holder(&self, waiting: &Waiting) -> Option<&Lock> {
+        let mut blocker = waiting.blocked_by?;
+        // No chain is longer than there are waiters; what a server says is not believed blindly.
+        for _ in 0..=self.waiters.len() {
+            match blocker {
+                Blocker::Lock(index) => return self.locks.get(index).map(|held| &held.lock),
+                Blocker::Waiter(index) => {
+                    let above = self.waiters.get(index)?;
+                    match above.blocked_by {
+                        Some(next) => blocker = next,
+                        None => return Some(&above.lock),
+                    }
+                }
+            }
+        }
+        None
     }
 
     /// The lock or request that this one hangs beneath.

@@ -60,7 +60,7 @@ use crate::error::NotWaiting;
 use crate::lock::{Fairness, Limits, Time};
 use crate::owner::Owner;
 use crate::sync::{Arc, AtomicU32, HashBuilder, Mutex, Ordering, lock};
-use crate::table::{Context, LeaseBreak, Ledger, Settings, Waits};
+use crate::table::{Context, Counters, LeaseBreak, Ledger, Settings, Waits};
 use callback::Callbacks;
 use clock::Clock;
 use file::File;
@@ -75,7 +75,14 @@ const SHARDS: usize = if cfg!(loom) { 1 } else { 64 };
 
 /// Keeps its neighbours out of its cache lines.
 #[repr(align(128))]
-struct Shard(Mutex<HashTable<Arc<File>>>);
+struct Shard(Mutex<Files>);
+
+/// Files whose ids have a hash in common.
+struct Files {
+    known: HashTable<Arc<File>>,
+    /// What the counters of those said whose state has been freed.
+    forgotten: Counters,
+}
 
 type BreakListener = Box<dyn Fn(FileId, &LeaseBreak) + Send + Sync>;
 
@@ -192,7 +199,12 @@ impl Builder {
         let shared = Arc::new(Shared {
             hasher: HashBuilder::default(),
             files: (0..SHARDS)
-                .map(|_| Shard(Mutex::new(HashTable::new())))
+                .map(|_| {
+                    Shard(Mutex::new(Files {
+                        known: HashTable::new(),
+                        forgotten: Counters::default(),
+                    }))
+                })
                 .collect(),
             clock: if self.is_manual {
                 Clock::Manual(Mutex::new(Time(0)))
@@ -241,10 +253,10 @@ impl LockManager {
     pub fn file(&self, id: FileId) -> FileHandle {
         let hash = hash_of(&self.shared.hasher, &id);
         let mut files = self.shared.shard(hash);
-        let found = files.find(hash, |file| file.id == id).cloned();
+        let found = files.known.find(hash, |file| file.id == id).cloned();
         let file = found.unwrap_or_else(|| {
             let file = Arc::new(File::new(id));
-            files.insert_unique(hash, file.clone(), |file| {
+            files.known.insert_unique(hash, file.clone(), |file| {
                 hash_of(&self.shared.hasher, &file.id)
             });
             file
@@ -256,7 +268,18 @@ impl LockManager {
 
     /// How many files have state here.
     pub fn file_count(&self) -> usize {
-        self.shared.files.iter().map(|s| lock(&s.0).len()).sum()
+        let shards = self.shared.files.iter();
+        shards.map(|shard| lock(&shard.0).known.len()).sum()
+    }
+
+    /// How often things have happened on all files, also on those whose state has
+    /// been freed since. Visits every file.
+    pub fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        for handle in self.handles_and(&mut |files| counters += files.forgotten) {
+            counters += handle.counters();
+        }
+        counters
     }
 
     /// Drops every lock and lease of this owner on every file and ends what it
@@ -294,10 +317,16 @@ impl LockManager {
 
     /// Handles of every file that has state.
     fn handles(&self) -> Vec<FileHandle> {
+        self.handles_and(&mut |_| {})
+    }
+
+    /// The same, and shows `visit` each shard at the moment its handles are made.
+    fn handles_and(&self, visit: &mut dyn FnMut(&Files)) -> Vec<FileHandle> {
         let mut handles = Vec::new();
         for shard in &self.shared.files {
             let files = lock(&shard.0);
-            for file in files.iter() {
+            visit(&files);
+            for file in &files.known {
                 file.handles.fetch_add(1, Ordering::Relaxed);
                 handles.push(FileHandle::new(file.clone(), self.shared.clone()));
             }
@@ -316,7 +345,7 @@ impl fmt::Debug for LockManager {
 }
 
 impl Shared {
-    fn shard(&self, hash: u64) -> crate::sync::MutexGuard<'_, HashTable<Arc<File>>> {
+    fn shard(&self, hash: u64) -> crate::sync::MutexGuard<'_, Files> {
         // The low bits choose the bucket within a shard's table.
         lock(&self.files[(hash >> 48) as usize % SHARDS].0)
     }
@@ -342,7 +371,7 @@ impl Shared {
     pub(crate) fn adopt(self: &Arc<Shared>, file: &Arc<File>) -> Option<FileHandle> {
         let hash = hash_of(&self.hasher, &file.id);
         let files = self.shard(hash);
-        files.find(hash, |known| Arc::ptr_eq(known, file))?;
+        files.known.find(hash, |known| Arc::ptr_eq(known, file))?;
         file.handles.fetch_add(1, Ordering::Relaxed);
         drop(files);
         Some(FileHandle::new(file.clone(), self.clone()))
@@ -354,13 +383,24 @@ impl Shared {
         let hash = hash_of(&self.hasher, &file.id);
         let mut files = self.shard(hash);
         // Handles are counted up under the shard only: 0 stays 0 meanwhile.
-        if file.handles.load(Ordering::Acquire) != 0 || !file.table.lock().is_idle() {
+        if file.handles.load(Ordering::Acquire) != 0 {
             return;
         }
-        let found = files.find_entry(hash, |known| Arc::ptr_eq(known, file));
+        let table = file.table.lock();
+        if !table.is_idle() {
+            return;
+        }
+        let counters = table.counters();
+        drop(table);
+        let found = files
+            .known
+            .find_entry(hash, |known| Arc::ptr_eq(known, file));
         let gone = found.ok().map(|entry| entry.remove().0);
-        if files.is_empty() && files.capacity() > 1024 {
-            *files = HashTable::new();
+        if gone.is_some() {
+            files.forgotten += counters;
+        }
+        if files.known.is_empty() && files.known.capacity() > 1024 {
+            files.known = HashTable::new();
         }
         drop(files);
         drop(gone);

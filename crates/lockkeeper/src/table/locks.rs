@@ -167,6 +167,17 @@ pub struct Counters {
     pub cancels: u64,
 }
 
+impl core::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Counters) {
+        self.acquisitions += other.acquisitions;
+        self.contended += other.contended;
+        self.wake_ups += other.wake_ups;
+        self.requeues += other.requeues;
+        self.deadlocks += other.deadlocks;
+        self.cancels += other.cancels;
+    }
+}
+
 /// Locks, waiters and leases of one file. Each module of the table adds the
 /// operations for its part.
 #[derive(Debug)]

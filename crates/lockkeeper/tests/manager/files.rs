@@ -145,8 +145,23 @@ fn counters_tell_what_happened_on_a_file() {
     assert_eq!(counters.requeues, 0);
     assert_eq!(counters.deadlocks, 1);
     assert_eq!(counters.cancels, 1);
+    assert_eq!(stage.manager.counters(), counters);
     // A file's own: others do not see them.
     assert_eq!(stage.on(101).file.counters().acquisitions, 0);
+}
+
+#[test]
+fn what_was_counted_outlives_the_file() {
+    let manager = LockManager::new();
+    for round in 1..=3 {
+        for inode in 0..100 {
+            let file = manager.file(FileId::new(1, inode));
+            file.posix(p(1)).try_lock(W, byte(0)).expect("free");
+            file.posix(p(1)).unlock(byte(0)).expect("held");
+        }
+        assert_eq!(manager.file_count(), 0);
+        assert_eq!(manager.counters().acquisitions, 100 * round);
+    }
 }
 
 #[test]

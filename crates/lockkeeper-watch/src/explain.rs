@@ -1,0 +1,560 @@
+//! Why a process waits, in plain words: for what, who stands in the way, whether it can end, what to do.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::process::{self, Process};
+use crate::report::{Blocker, Deadlock, FileLocks, Kind, Lock, Report, Waiting};
+use crate::{kernel, words};
+
+/// What can be seen of processes. A trait, so that explanations can be tried on processes made up.
+pub trait Sight {
+    /// The process, if it is there and can be seen.
+    fn process(&self, pid: u32) -> Option<Process>;
+    /// Who has this file open.
+    fn openers(&self, path: &Path) -> Vec<u32>;
+    /// Whether a thread is of this process.
+    fn has_thread(&self, pid: u32, thread: u32) -> bool;
+}
+
+/// The processes of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine;
+
+impl Sight for Machine {
+    fn process(&self, pid: u32) -> Option<Process> {
+        Process::of(pid)
+    }
+
+    fn openers(&self, path: &Path) -> Vec<u32> {
+        kernel::openers(path)
+    }
+
+    fn has_thread(&self, pid: u32, thread: u32) -> bool {
+        Path::new(&format!("/proc/{pid}/task/{thread}")).exists()
+    }
+}
+
+/// A paragraph for each wait of the process; if it waits for nothing, one that says what it holds. `None`
+/// if there is no such process.
+pub fn explain(report: &Report, pid: u32, sight: &dyn Sight) -> Option<Vec<String>> {
+    let teller = Teller { report, sight };
+    let waits = teller.waits_of(pid);
+    let is_known = teller.locks_of(pid).next().is_some() || !waits.is_empty();
+    if !is_known && sight.process(pid).is_none() {
+        return None;
+    }
+    if waits.is_empty() {
+        return Some(vec![teller.no_wait(pid)]);
+    }
+    let paragraphs = waits.iter().map(|wait| teller.wait(pid, wait));
+    Some(paragraphs.collect())
+}
+
+/// A request, and where it stands in the report.
+#[derive(Clone, Copy)]
+struct Wait<'a> {
+    place: (usize, usize),
+    file: &'a FileLocks,
+    waiting: &'a Waiting,
+}
+
+struct Teller<'a> {
+    report: &'a Report,
+    sight: &'a dyn Sight,
+}
+
+// Writing to a string cannot fail.
+impl<'a> Teller<'a> {
+    fn all_waits(&self) -> impl Iterator<Item = Wait<'a>> {
+        let files = self.report.files.iter().enumerate();
+        files.flat_map(|(index, file)| {
+            let waiters = file.waiters.iter().enumerate();
+            waiters.map(move |(waiter, waiting)| Wait {
+                place: (index, waiter),
+                file,
+                waiting,
+            })
+        })
+    }
+
+    fn waits_of(&self, pid: u32) -> Vec<Wait<'a>> {
+        // Of reads and writes the thread is named.
+        let is_its = |lock: &Lock| {
+            lock.pid == pid || lock.kind == Kind::Access && self.sight.has_thread(pid, lock.pid)
+        };
+        let waits = self.all_waits();
+        waits.filter(|wait| is_its(&wait.waiting.lock)).collect()
+    }
+
+    fn locks_of(&self, pid: u32) -> impl Iterator<Item = (&'a FileLocks, usize)> {
+        let files = self.report.files.iter();
+        files.flat_map(move |file| {
+            let locks = file.locks.iter().enumerate();
+            locks
+                .filter(move |(_, held)| held.lock.pid == pid)
+                .map(move |(index, _)| (file, index))
+        })
+    }
+
+    fn name(&self, pid: u32) -> String {
+        match self.sight.process(pid) {
+            Some(process) => format!("{pid} ({})", words::clean(&process.command)),
+            None => pid.to_string(),
+        }
+    }
+
+    fn wait(&self, pid: u32, wait: &Wait<'a>) -> String {
+        let Wait { file, waiting, .. } = *wait;
+        let since = match waiting.waits_for {
+            Some(age) => format!("has waited {} for", words::duration(age)),
+            None => "waits for".into(),
+        };
+        let mut text = format!(
+            "Process {} {since} {} on {}.",
+            self.name(pid),
+            asked(&waiting.lock),
+            words::file(file, self.report)
+        );
+        match waiting.blocked_by {
+            None => text += " It is just being granted.",
+            Some(_) => match file.holder(waiting) {
+                None => text += " What is in the way has gone while this was looked at.",
+                Some(holder) => {
+                    self.in_the_way(&mut text, wait, holder);
+                    text.push(' ');
+                    text += &self.verdict(wait, holder);
+                }
+            },
+        }
+        text
+    }
+
+    /// What it hangs beneath, and what is at the root.
+    fn in_the_way(&self, text: &mut String, wait: &Wait<'a>, holder: &Lock) {
+        let mut file_locks = wait.file.locks.iter();
+        let held = file_locks.find(|held| std::ptr::eq(&raw const held.lock, holder));
+        let age = held.and_then(|held| held.held_for);
+        let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+        let holder_name = words::who(holder);
+        if let Some(Blocker::Waiter(_)) = wait.waiting.blocked_by {
+            let above = self.above(wait);
+            let direct = above.first().map_or_else(String::new, |lock| words::who(lock));
+            let _ = write!(
+                text,
+                " It stands behind the request of {direct}{}; the lock that must go first is the {}, held by \
+                 {holder_name}{age}.",
+                match above.len() {
+                    0 | 1 => String::new(),
+                    count => format!(" and {} before that", words::number(count - 1)),
+                },
+                words::lock(holder)
+            );
+        } else {
+            let _ = write!(
+                text,
+                " In the way is the {}, held by {holder_name}{age}.",
+                words::lock(holder)
+            );
+        }
+    }
+
+    /// The requests between this one and the lock at the root, the nearest first.
+    fn above(&self, wait: &Wait<'a>) -> Vec<&'a Lock> {
+        let mut above = Vec::new();
+        let mut blocker = wait.waiting.blocked_by;
+        while let Some(Blocker::Waiter(index)) = blocker
+            && above.len() <= wait.file.waiters.len()
+            && let Some(waiting) = wait.file.waiters.get(index)
+        {
+            above.push(&waiting.lock);
+            blocker = waiting.blocked_by;
+        }
+        above
+    }
+
+    /// Whether it can end, and what to do.
+    fn verdict(&self, wait: &Wait<'a>, holder: &Lock) -> String {
+        let mut text = String::new();
+        let mut at = *wait;
+        let mut holder = holder.clone();
+        let mut seen = vec![at.place];
+        // Who stands in the way may wait himself, on another file.
+        loop {
+            if let Some(cycle) = self.deadlock_of(at.place) {
+                return text + &self.in_deadlock(wait, cycle);
+            }
+            let Some(next) = self.stuck_in(&holder) else {
+                break;
+            };
+            if seen.contains(&next.place) {
+                text += "That leads in a circle: each waits for the next, but another thread may still let go.";
+                return text;
+            }
+            seen.push(next.place);
+            let Some(further) = next.file.holder(next.waiting) else {
+                break;
+            };
+            let age = next.waiting.waits_for;
+            let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+            let _ = write!(
+                text,
+                "{} itself waits{age} for {} on {}, which {} holds. ",
+                words::who(&holder),
+                asked(&next.waiting.lock),
+                words::file(next.file, self.report),
+                words::who(further)
+            );
+            holder = further.clone();
+            at = next;
+        }
+        text + &self.holder_state(at.file, &holder)
+    }
+
+    fn holder_state(&self, file: &FileLocks, holder: &Lock) -> String {
+        let pid = holder.pid;
+        if pid == 0 {
+            return "Its process cannot be seen from here (another user's, or in another container): root may \
+                    see it."
+                .into();
+        }
+        let process = self.sight.process(pid).filter(|process| !process.is_dead());
+        let Some(process) = process else {
+            return self.holder_gone(file, holder);
+        };
+        let who = words::who(holder);
+        if process.is_stopped() {
+            return format!(
+                "{who} is stopped, and lets go of nothing until it goes on: `kill -CONT {pid}` lets it go on, \
+                 `kill -KILL {pid}` ends it and with it the lock."
+            );
+        }
+        let frees = match holder.kind {
+            Kind::Posix => "unlocks, closes the file, or ends",
+            Kind::Lease | Kind::Delegation => "gives the lease up, or its time is over",
+            _ => "unlocks, or the last process that has this open file closes it or ends",
+        };
+        let state = match process.state {
+            'D' => " It is in an uninterruptible wait, as for a disk: look there first.",
+            _ => "",
+        };
+        format!(
+            "It can end: {who} is alive, and the wait is over when it {frees}.{state} If that does not come, \
+             `kill {pid}` frees the lock."
+        )
+    }
+
+    /// A lock outlives its taker where others share the open file.
+    fn holder_gone(&self, file: &FileLocks, holder: &Lock) -> String {
+        let pid = holder.pid;
+        let path = file.path.as_deref().filter(|_| !file.deleted);
+        let openers = path.map_or_else(Vec::new, |path| self.sight.openers(Path::new(path)));
+        let waiting: Vec<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
+        let heirs: Vec<u32> = openers
+            .into_iter()
+            .filter(|opener| *opener != pid && !waiting.contains(opener))
+            .collect();
+        match &heirs[..] {
+            [] => format!(
+                "Process {pid}, which took it, has ended, but the open file lives on somewhere: in a process \
+                 that inherited it and cannot be seen from here, or in a message on its way."
+            ),
+            heirs => {
+                let names: Vec<String> = heirs.iter().map(|&heir| self.name(heir)).collect();
+                let kills: Vec<String> = heirs.iter().map(u32::to_string).collect();
+                format!(
+                    "Process {pid}, which took it, has ended, but the file is still open in {}, which may have \
+                     inherited the lock with it: it lasts until they unlock, close the file, or end (`kill {}`).",
+                    names.join(", "),
+                    kills.join(" ")
+                )
+            }
+        }
+    }
+
+    fn deadlock_of(&self, place: (usize, usize)) -> Option<&'a Deadlock> {
+        self.report.deadlocks.iter().find(|cycle| {
+            let mut steps = cycle.steps.iter();
+            steps.any(|step| (step.file, step.waiter) == place)
+        })
+    }
+
+    fn in_deadlock(&self, wait: &Wait<'a>, cycle: &Deadlock) -> String {
+        let mut pids: Vec<u32> = Vec::new();
+        let mut chain = Vec::new();
+        for &step in &cycle.steps {
+            if let Some((file, waiting)) = self.report.wait_of(step) {
+                chain.push((words::who(&waiting.lock), words::file(file, self.report)));
+                if waiting.lock.pid != 0 && !pids.contains(&waiting.lock.pid) {
+                    pids.push(waiting.lock.pid);
+                }
+            }
+        }
+        const NAMED: usize = 6;
+        let mut text = match self.deadlock_of(wait.place) {
+            Some(_) => "It never ends by itself: this is a deadlock.".to_owned(),
+            None => "It never ends by itself: what it waits for is in a deadlock.".to_owned(),
+        };
+        for (index, (who, file)) in chain.iter().enumerate().take(NAMED) {
+            let (next, _) = &chain[(index + 1) % chain.len()];
+            let separator = if index == 0 { " " } else { ", " };
+            let _ = write!(text, "{separator}{who} waits for {next} on {file}");
+        }
+        if chain.len() > NAMED {
+            let _ = write!(text, ", and so on, {} in all", words::number(chain.len()));
+        }
+        let kills: Vec<String> = pids.iter().take(NAMED).map(|pid| format!("`kill {pid}`")).collect();
+        let _ = write!(
+            text,
+            ". Nobody is refused for a cycle of open files, so one must be ended: {}.",
+            kills.join(" or ")
+        );
+        text
+    }
+
+    /// The wait in which the holder of a lock is stuck: all of its threads wait.
+    fn stuck_in(&self, holder: &Lock) -> Option<Wait<'a>> {
+        if holder.pid == 0 {
+            return None;
+        }
+        let waits = self.waits_of(holder.pid);
+        let threads = self.sight.process(holder.pid)?.threads;
+        waits.first().copied().filter(|_| waits.len() >= threads)
+    }
+
+    fn no_wait(&self, pid: u32) -> String {
+        let name = self.name(pid);
+        let mount = words::clean(&self.report.mountpoint);
+        let mut locks = self.locks_of(pid).peekable();
+        if locks.peek().is_none() {
+            return format!("Process {name} waits for no lock on {mount}, and holds none.");
+        }
+        const NAMED: usize = 5;
+        let mut named = Vec::new();
+        let mut count = 0;
+        let mut waiting = Vec::new();
+        for (file, index) in locks {
+            count += 1;
+            if named.len() < NAMED {
+                named.push(format!(
+                    "{} on {}",
+                    words::lock(&file.locks[index].lock),
+                    words::file(file, self.report)
+                ));
+            }
+            let beneath = file.waiters.iter().filter(|waiter| {
+                let holder = file.holder(waiter);
+                holder.is_some_and(|lock| std::ptr::eq(lock, &raw const file.locks[index].lock))
+            });
+            waiting.extend(beneath);
+        }
+        if count > NAMED {
+            named.push(format!("{} more", words::number(count - NAMED)));
+        }
+        let mut text = format!(
+            "Process {name} waits for no lock on {mount}. It holds {}: {}.",
+            words::count(count, "lock", "locks"),
+            named.join(", ")
+        );
+        waiting.sort_by(|a, b| b.waits_for.unwrap_or(0.0).total_cmp(&a.waits_for.unwrap_or(0.0)));
+        match waiting.first() {
+            None => text += " Nobody waits for it.",
+            Some(first) => {
+                let age = first.waits_for;
+                let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+                let requests = words::count(waiting.len(), "request waits", "requests wait");
+                let _ = write!(
+                    text,
+                    " {requests} for it, {}{age}.",
+                    match waiting.len() {
+                        1 => format!("of {},", words::who(&first.lock)),
+                        _ => format!("the oldest of {},", words::who(&first.lock)),
+                    }
+                );
+            }
+        }
+        if self.sight.process(pid).is_some_and(|process| process.is_stopped()) {
+            let _ = write!(text, " It is stopped: `kill -CONT {pid}` lets it go on.");
+        }
+        text
+    }
+}
+
+/// `a POSIX write lock on bytes 0-9`.
+fn asked(lock: &Lock) -> String {
+    match lock.kind {
+        Kind::Access => format!("its turn to access ({})", words::lock(lock)),
+        Kind::Lease | Kind::Delegation => "a lease to be given up".into(),
+        _ => {
+            let article = if lock.kind == Kind::Ofd { "an" } else { "a" };
+            format!("{article} {} lock", words::lock(lock))
+        }
+    }
+}
+
+/// Whether there is such a process, hidden or not.
+pub fn exists(pid: u32) -> bool {
+    process::exists(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{DeadlockStep, Held, Mode};
+
+    /// Processes 1 to 9 run; those named are in other states.
+    struct MadeUp(Vec<(u32, char)>);
+
+    impl Sight for MadeUp {
+        fn process(&self, pid: u32) -> Option<Process> {
+            let state = self.0.iter().find(|(other, _)| *other == pid);
+            let state = state.map_or('S', |&(_, state)| state);
+            (pid < 10 && state != 'X').then(|| Process {
+                command: "prog".into(),
+                state,
+                parent: 1,
+                threads: 1,
+            })
+        }
+
+        fn openers(&self, _: &Path) -> Vec<u32> {
+            vec![3, 4]
+        }
+
+        fn has_thread(&self, _: u32, _: u32) -> bool {
+            false
+        }
+    }
+
+    fn lock(pid: u32, owner: u64) -> Lock {
+        Lock {
+            kind: Kind::Flock,
+            mode: Mode::Write,
+            start: 0,
+            end: None,
+            pid,
+            command: Some("prog".into()),
+            owner,
+        }
+    }
+
+    fn file(path: &str, holder: u32, waiters: &[(u32, Blocker)]) -> FileLocks {
+        let waiting = |&(pid, blocker): &(u32, Blocker)| Waiting {
+            lock: lock(pid, 100 + u64::from(pid)),
+            waits_for: Some(12.0),
+            overtaken: 0,
+            depth: 0,
+            blocked_by: Some(blocker),
+        };
+        FileLocks {
+            path: Some(path.into()),
+            locks: vec![Held {
+                lock: lock(holder, holder.into()),
+                held_for: Some(200.0),
+                breaking: false,
+            }],
+            waiters: waiters.iter().map(waiting).collect(),
+            ..FileLocks::new(1, 1)
+        }
+    }
+
+    fn report(files: Vec<FileLocks>) -> Report {
+        Report {
+            mountpoint: "/m".into(),
+            files,
+            ..Report::default()
+        }
+    }
+
+    const ROOT: Blocker = Blocker::Lock(0);
+
+    fn told(report: &Report, pid: u32, states: &[(u32, char)]) -> String {
+        explain(report, pid, &MadeUp(states.to_vec()))
+            .expect("known")
+            .join("\n")
+    }
+
+    #[test]
+    fn a_simple_wait() {
+        let report = report(vec![file("/m/a", 1, &[(2, ROOT)])]);
+        assert_eq!(
+            told(&report, 2, &[]),
+            "Process 2 (prog) has waited 12 s for a flock write lock on /m/a. In the way is the flock write, \
+             held by 1 (prog) for 3 min 20 s. It can end: 1 (prog) is alive, and the wait is over when it \
+             unlocks, or the last process that has this open file closes it or ends. If that does not come, \
+             `kill 1` frees the lock."
+        );
+        assert!(told(&report, 2, &[(1, 'T')]).contains("1 (prog) is stopped"));
+        assert!(told(&report, 2, &[(1, 'T')]).contains("`kill -CONT 1`"));
+        assert!(told(&report, 2, &[(1, 'D')]).contains("uninterruptible"));
+    }
+
+    #[test]
+    fn a_lock_whose_taker_has_ended_is_its_heirs() {
+        let report = report(vec![file("/m/a", 1, &[(4, ROOT)])]);
+        let text = told(&report, 4, &[(1, 'X')]);
+        assert!(text.contains("Process 1, which took it, has ended"), "{text}");
+        // Process 4 has it open, too, but waits itself.
+        assert!(text.contains("still open in 3 (prog), which"), "{text}");
+        assert!(text.contains("`kill 3`"), "{text}");
+        assert_eq!(told(&report, 4, &[(1, 'Z')]), text);
+    }
+
+    #[test]
+    fn a_chain_is_followed_to_who_can_act() {
+        let report = report(vec![
+            file("/m/a", 1, &[(5, ROOT), (6, Blocker::Waiter(0)), (2, Blocker::Waiter(1))]),
+            file("/m/b", 7, &[(1, ROOT)]),
+        ]);
+        let text = told(&report, 2, &[]);
+        assert!(
+            text.contains(
+                "It stands behind the request of 6 (prog) and 1 before that; the lock that must go first is the \
+                 flock write, held by 1 (prog) for 3 min 20 s. 1 (prog) itself waits for 12 s for a flock write \
+                 lock on /m/b, which 7 (prog) holds. It can end: 7 (prog) is alive"
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with("`kill 7` frees the lock."), "{text}");
+    }
+
+    #[test]
+    fn a_deadlock_never_ends() {
+        let mut report = report(vec![
+            file("/m/a", 1, &[(2, ROOT), (3, Blocker::Waiter(0))]),
+            file("/m/b", 2, &[(1, ROOT)]),
+        ]);
+        report.deadlocks = vec![Deadlock {
+            steps: vec![
+                DeadlockStep { file: 0, waiter: 0 },
+                DeadlockStep { file: 1, waiter: 0 },
+            ],
+        }];
+        let text = told(&report, 2, &[]);
+        assert!(
+            text.ends_with(
+                "It never ends by itself: this is a deadlock. 2 (prog) waits for 1 (prog) on /m/a, 1 (prog) waits \
+                 for 2 (prog) on /m/b. Nobody is refused for a cycle of open files, so one must be ended: `kill 2` \
+                 or `kill 1`."
+            ),
+            "{text}"
+        );
+        let behind = told(&report, 3, &[]);
+        assert!(behind.contains("what it waits for is in a deadlock"), "{behind}");
+    }
+
+    #[test]
+    fn who_waits_for_nothing_is_told_what_it_holds() {
+        let report = report(vec![file("/m/a", 1, &[(2, ROOT)]), file("/m/b", 1, &[])]);
+        assert_eq!(
+            told(&report, 1, &[]),
+            "Process 1 (prog) waits for no lock on /m. It holds 2 locks: flock write on /m/a, flock write on /m/b. \
+             1 request waits for it, of 2 (prog), for 12 s."
+        );
+        assert_eq!(
+            told(&report, 9, &[]),
+            "Process 9 (prog) waits for no lock on /m, and holds none."
+        );
+        assert_eq!(explain(&report, 4_000_000, &MadeUp(vec![])), None);
+    }
+}
