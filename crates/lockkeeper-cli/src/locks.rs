@@ -1,25 +1,25 @@
 //! `lockkeeper locks`: who holds which locks on a mount, who waits, and for whom.
 //!
-//! The columns are those of lslocks(8). The server is asked over its status socket.
+//! The columns are those of lslocks(8), and for how long.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
 use clap::Args;
-use lockkeeper_mount::mountpoint::MountEntry;
-use lockkeeper_mount::report::{FileLocks, Kind, Lock, Mode, Report};
-use lockkeeper_mount::status::{self, AskError};
+use lockkeeper_watch::report::{Kind, Lock, Mode, Report};
+use lockkeeper_watch::words;
+
+use crate::screen;
+use crate::target::{Filter, Target};
 
 /// What `lockkeeper locks` takes.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// A mount point, a source, a file on a mount, a process, or a status socket (default: every mount)
-    #[arg(value_name = "MOUNTPOINT|SOURCE|PID")]
+    /// A mount point, a source, a file on a mount, a process, a status socket, or any other folder or file,
+    /// of which the kernel tells (default: every mount)
+    #[arg(value_name = "MOUNTPOINT|SOURCE|PID|FOLDER")]
     target: Option<PathBuf>,
     /// Print the documents of the servers, as docs/mount.md describes them, in one array
     #[arg(long)]
@@ -30,207 +30,63 @@ pub struct Arguments {
     /// Print no line of headings
     #[arg(long, short)]
     noheadings: bool,
+    /// Show it again every so many seconds: in place on a terminal, one after the other elsewhere
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = screen::pause)]
+    watch: Option<Duration>,
 }
 
-/// What of a report is asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Filter {
-    Everything,
-    Process(u32),
-    File(u64),
-}
-
-/// Prints the listing.
+/// Prints the listing, once or again and again.
 ///
 /// # Errors
 /// No such mount, no permission, or no server.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (mut reports, filter) = gather(arguments.target.as_deref())?;
-    for report in &mut reports {
-        report.retain_files(|file| filter.concerns(file));
+    let target = Target::find(arguments.target.as_deref())?;
+    match arguments.watch {
+        None => {
+            let text = arguments.listing(&target)?;
+            screen::print(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(pause) => screen::watch(pause, || arguments.listing(&target)),
     }
-    let mut out = io::stdout().lock();
-    let text = if arguments.json {
-        let mut text = serde_json::to_string_pretty(&reports)?;
-        text.push('\n');
-        text
-    } else {
+}
+
+impl Arguments {
+    fn listing(&self, target: &Target) -> anyhow::Result<String> {
+        let reports = target.reports()?;
+        if self.json {
+            // When watched, a line each time.
+            let mut text = match self.watch {
+                None => serde_json::to_string_pretty(&reports)?,
+                Some(_) => serde_json::to_string(&reports)?,
+            };
+            text.push('\n');
+            return Ok(text);
+        }
         let rows: Vec<Row> = reports
             .iter()
-            .flat_map(|report| rows(report, &filter, arguments.bytes))
+            .flat_map(|report| rows(report, &target.filter, self.bytes))
             .collect();
-        table(&rows, !arguments.noheadings)
-    };
-    match out.write_all(text.as_bytes()) {
-        // Whoever reads us has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        result => result.context("cannot print")?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The reports of the mounts that `target` means, and what of them it means.
-fn gather(target: Option<&Path>) -> anyhow::Result<(Vec<Report>, Filter)> {
-    let mounts = status::mounts();
-    let Some(target) = target else {
-        return Ok((ask_all(&mounts)?, Filter::Everything));
-    };
-    let process = target.to_str().and_then(|text| text.parse::<u32>().ok());
-    if let Some(pid) = process
-        && fs::symlink_metadata(target).is_err()
-    {
-        return of_process(&mounts, pid);
-    }
-    match fs::metadata(target) {
-        Ok(found) if found.file_type().is_socket() => {
-            return Ok((vec![status::ask(target)?], Filter::Everything));
-        }
-        _ => {}
-    }
-    // A dead mount, or one of another user, cannot be looked at; its name will do.
-    let path = target
-        .canonicalize()
-        .or_else(|_| std::path::absolute(target))
-        .with_context(|| format!("{} is no path", target.display()))?;
-    let named: Vec<&MountEntry> = mounts
-        .iter()
-        .filter(|mount| mount.path == path || mount.source == path)
-        .collect();
-    if !named.is_empty() {
-        let reports = named.into_iter().map(ask_mount).collect::<Result<_, _>>()?;
-        return Ok((reports, Filter::Everything));
-    }
-    let found =
-        fs::metadata(&path).with_context(|| format!("cannot look at {}", path.display()))?;
-    let Some(mount) = mounts.iter().find(|mount| mount.dev == found.dev()) else {
-        bail!(
-            "{} is not on a lockkeeper mount; {}",
-            path.display(),
-            known(&mounts)
-        );
-    };
-    if found.is_dir() {
-        bail!(
-            "{} is a folder of the mount {}; ask for the mount, or for a file",
-            path.display(),
-            mount.path.display()
-        );
-    }
-    Ok((vec![ask_mount(mount)?], Filter::File(found.ino())))
-}
-
-/// The reports of all mounts that tell theirs; of the others why not, on the
-/// standard error. An error only where none of them does.
-fn ask_all(mounts: &[MountEntry]) -> anyhow::Result<Vec<Report>> {
-    let (told, refused): (Vec<_>, Vec<_>) = mounts.iter().map(ask_mount).partition(Result::is_ok);
-    let mut refused = refused.into_iter().filter_map(Result::err);
-    if told.is_empty()
-        && let Some(error) = refused.next()
-    {
-        return Err(error);
-    }
-    for error in refused {
-        eprintln!("warning: {error:#}");
-    }
-    Ok(told.into_iter().filter_map(Result::ok).collect())
-}
-
-/// A server means its mount; any other process what it holds or wants, on whichever mount.
-fn of_process(mounts: &[MountEntry], pid: u32) -> anyhow::Result<(Vec<Report>, Filter)> {
-    let mut reports = ask_all(mounts)?;
-    if let Some(own) = reports.iter().position(|report| report.pid == pid) {
-        return Ok((vec![reports.swap_remove(own)], Filter::Everything));
-    }
-    if fs::metadata(format!("/proc/{pid}")).is_err() {
-        bail!("there is no process {pid}");
-    }
-    Ok((reports, Filter::Process(pid)))
-}
-
-/// Says which mounts there are.
-pub fn known(mounts: &[MountEntry]) -> String {
-    match mounts {
-        [] => "nothing is mounted by lockkeeper here".into(),
-        mounts => {
-            let paths: Vec<_> = mounts
-                .iter()
-                .map(|mount| mount.path.display().to_string())
-                .collect();
-            format!("these are: {}", paths.join(", "))
-        }
+        Ok(table(&rows, !self.noheadings))
     }
 }
 
-/// Asks the server of a mount.
-pub fn ask_mount(mount: &MountEntry) -> anyhow::Result<Report> {
-    let place = mount.path.display();
-    if let Err(error) = fs::symlink_metadata(&mount.path)
-        && error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
-    {
-        bail!(
-            "the server of {place} is gone: it was killed. `lockkeeper mount` on {place} replaces the dead mount, \
-             `umount -l {place}` removes it"
-        );
-    }
-    let caller = rustix::process::getuid();
-    if !caller.is_root() && caller.as_raw() != mount.user_id {
-        bail!(
-            "the locks of {place} are told to root and to the user who mounted it (uid {})",
-            mount.user_id
-        );
-    }
-    let mut missing = None;
-    for socket in status::sockets_of(mount) {
-        match status::ask(&socket) {
-            Err(error @ AskError::NoSocket(_)) => missing = Some(error),
-            answer => return answer.with_context(|| format!("cannot list the locks of {place}")),
-        }
-    }
-    match missing {
-        Some(error) => Err(error).with_context(|| format!("cannot list the locks of {place}")),
-        None => bail!(
-            "cannot list the locks of {place}: it has no status socket where one is looked for; if it was mounted \
-             with --status, give the socket in place of {place}"
-        ),
-    }
-}
+/// One line: COMMAND PID TYPE SIZE MODE M START END PATH BLOCKER FOR.
+type Row = [String; 11];
 
-impl Filter {
-    fn concerns(&self, file: &FileLocks) -> bool {
-        match self {
-            Filter::Everything => true,
-            Filter::File(inode) => file.inode == *inode,
-            Filter::Process(pid) => {
-                let held = file.locks.iter().map(|held| held.lock.pid);
-                let wanted = file.waiters.iter().map(|waiting| waiting.lock.pid);
-                held.chain(wanted).any(|found| found == *pid)
-            }
-        }
-    }
-
-    fn shows(&self, lock: &Lock) -> bool {
-        match self {
-            Filter::Process(pid) => lock.pid == *pid,
-            _ => true,
-        }
-    }
-}
-
-/// One line: COMMAND PID TYPE SIZE MODE M START END PATH BLOCKER.
-type Row = [String; 10];
-
-const HEADINGS: [&str; 10] = [
-    "COMMAND", "PID", "TYPE", "SIZE", "MODE", "M", "START", "END", "PATH", "BLOCKER",
+const HEADINGS: [&str; 11] = [
+    "COMMAND", "PID", "TYPE", "SIZE", "MODE", "M", "START", "END", "PATH", "BLOCKER", "FOR",
 ];
 /// Columns of numbers stand to the right.
-const IS_NUMBER: [bool; 10] = [
-    false, true, true, true, false, true, true, true, false, true,
+const IS_NUMBER: [bool; 11] = [
+    false, true, true, true, false, true, true, true, false, true, true,
 ];
 
 fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for file in &report.files {
-        let row = |lock: &Lock, blocker: Option<&Lock>, waits: bool| -> Row {
+        let row = |lock: &Lock, blocker: Option<&Lock>, waits: bool, age: Option<f64>| -> Row {
             let mode = match lock.mode {
                 Mode::Read => "READ",
                 Mode::Write => "WRITE",
@@ -238,7 +94,7 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
             [
                 lock.command
                     .as_deref()
-                    .map_or_else(|| "(unknown)".into(), printable),
+                    .map_or_else(|| "(unknown)".into(), words::clean),
                 lock.pid.to_string(),
                 match lock.kind {
                     Kind::Posix => "POSIX",
@@ -260,42 +116,24 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
                 lock.start.to_string(),
                 // As lslocks(8): 0 is the end, wherever it is.
                 lock.end.unwrap_or(0).to_string(),
-                match (&file.path, file.deleted) {
-                    (Some(path), false) => printable(path),
-                    (Some(path), true) => format!("{} (deleted)", printable(path)),
-                    (None, _) => {
-                        format!("{} (inode {})", printable(&report.mountpoint), file.inode)
-                    }
-                },
+                words::file(file, report),
                 blocker.map_or_else(String::new, |lock| lock.pid.to_string()),
+                age.map_or_else(String::new, words::duration),
             ]
         };
         for held in file.locks.iter().filter(|held| filter.shows(&held.lock)) {
-            rows.push(row(&held.lock, None, false));
+            rows.push(row(&held.lock, None, false, held.held_for));
         }
         for waiting in file.waiters.iter().filter(|one| filter.shows(&one.lock)) {
-            rows.push(row(&waiting.lock, file.holder(waiting), true));
+            rows.push(row(
+                &waiting.lock,
+                file.holder(waiting),
+                true,
+                waiting.waits_for,
+            ));
         }
     }
     rows
-}
-
-/// A name as it may go to a terminal: whoever names a file or a process must not write lines of this table,
-/// nor move the cursor. As lslocks(8) does, control characters are shown as `\x0a`.
-fn printable(name: &str) -> String {
-    let mut text = String::with_capacity(name.len());
-    for character in name.chars() {
-        match character {
-            control if control.is_control() => {
-                let mut bytes = [0; 4];
-                for byte in control.encode_utf8(&mut bytes).bytes() {
-                    text.push_str(&format!("\\x{byte:02x}"));
-                }
-            }
-            plain => text.push(plain),
-        }
-    }
-    text
 }
 
 /// 0B, 512B, 4K, 1.5M.
@@ -340,7 +178,7 @@ fn table(rows: &[Row], with_headings: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_mount::report::{Blocker, Counts, Held, VERSION, Waiting};
+    use lockkeeper_watch::report::{Blocker, Counts, FileLocks, Held, VERSION, Waiting};
 
     use super::*;
 
@@ -413,10 +251,10 @@ mod tests {
         assert_eq!(
             table(&rows, true),
             "\
-COMMAND   PID  TYPE SIZE MODE  M START END PATH BLOCKER
-program-7   7 POSIX   5K WRITE 0     0   0 /m/a
-program-8   8 POSIX   5K READ* 0     0   9 /m/a       7
-program-9   9 POSIX   5K READ* 0     0   9 /m/a       7
+COMMAND   PID  TYPE SIZE MODE  M START END PATH BLOCKER   FOR
+program-7   7 POSIX   5K WRITE 0     0   0 /m/a           1 s
+program-8   8 POSIX   5K READ* 0     0   9 /m/a       7 0.5 s
+program-9   9 POSIX   5K READ* 0     0   9 /m/a       7 0.5 s
 "
         );
     }

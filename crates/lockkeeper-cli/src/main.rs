@@ -5,14 +5,19 @@
 mod bench;
 mod differ;
 mod doctor;
+mod explain;
 mod locks;
+mod metrics;
 mod mount;
 mod mount_listing;
 mod page;
 mod place;
 mod replay;
+mod screen;
 mod server;
+mod target;
 mod top;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -34,6 +39,12 @@ enum Command {
     Locks(locks::Arguments),
     /// Watch the most contended files of a mount, live
     Top(top::Arguments),
+    /// Draw who waits beneath whom, on a mount or any folder
+    Tree(tree::Arguments),
+    /// Say in plain words why a process waits, and what to do
+    Explain(explain::Arguments),
+    /// Print a mount's metrics, as Prometheus reads them
+    Metrics(metrics::Arguments),
     /// Say what this machine can do for a mount, and what to install
     Doctor(doctor::Arguments),
     /// Run lock scripts and compare what each call returns
@@ -74,6 +85,9 @@ fn main() -> ExitCode {
         Command::Mount(arguments) => mount::run(&arguments),
         Command::Locks(arguments) => locks::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
+        Command::Tree(arguments) => tree::run(&arguments),
+        Command::Explain(arguments) => explain::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),

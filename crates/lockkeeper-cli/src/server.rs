@@ -9,7 +9,7 @@ use lockkeeper_mount::mountpoint::MountEntry;
 use lockkeeper_mount::status;
 use lockkeeper_watch::report::Report;
 
-use crate::locks;
+use crate::target;
 
 /// Where the server is to be asked.
 pub enum Server {
@@ -33,7 +33,7 @@ impl Server {
                 0 => bail!("nothing is mounted by lockkeeper here"),
                 _ => bail!(
                     "there is more than one mount: name one; {}",
-                    locks::known(&mounts)
+                    target::known(&mounts)
                 ),
             };
         };
@@ -57,7 +57,7 @@ impl Server {
             None => bail!(
                 "{} is not on a lockkeeper mount; {}",
                 path.display(),
-                locks::known(&mounts)
+                target::known(&mounts)
             ),
         }
     }
@@ -69,7 +69,7 @@ impl Server {
     pub fn ask(&self) -> anyhow::Result<Report> {
         match self {
             Server::Socket(socket) => Ok(status::ask(socket)?),
-            Server::Mount(mount) => locks::ask_mount(mount),
+            Server::Mount(mount) => target::ask_mount(mount),
         }
     }
 }

@@ -56,6 +56,17 @@ fn end(mut holder: std::process::Child, waiter: u32) {
     panic!("the waiter is still there");
 }
 
+/// The words of a listing without the number and unit that tell how long.
+fn untimed(listing: &str) -> Vec<Vec<&str>> {
+    listing
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words[..words.len() - 2].to_vec()
+        })
+        .collect()
+}
+
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn in_05_locks_are_listed_by_mount_source_process_and_file() {
@@ -68,7 +79,7 @@ fn in_05_locks_are_listed_by_mount_source_process_and_file() {
     assert_eq!(
         lines[0],
         [
-            "COMMAND", "PID", "TYPE", "SIZE", "MODE", "M", "START", "END", "PATH", "BLOCKER"
+            "COMMAND", "PID", "TYPE", "SIZE", "MODE", "M", "START", "END", "PATH", "BLOCKER", "FOR"
         ]
     );
     let (held, whole) = (mount.path("held"), mount.path("whole"));
@@ -98,14 +109,19 @@ fn in_05_locks_are_listed_by_mount_source_process_and_file() {
         ],
     ] {
         assert!(
-            lines.iter().any(|line| line == expected),
+            // After it, for how long.
+            lines
+                .iter()
+                .any(|line| line.starts_with(expected) && line.len() == expected.len() + 2),
             "{expected:?}\n{by_mount}"
         );
     }
     assert_eq!(lines.len(), 5, "{by_mount}");
-    assert_eq!(by_mount, said(&mount.lockkeeper(&["locks", "source"])));
     let of_server = mount.server_pid().to_string();
-    assert_eq!(by_mount, said(&mount.lockkeeper(&["locks", &of_server])));
+    for target in ["source", &of_server] {
+        let listing = said(&mount.lockkeeper(&["locks", target]));
+        assert_eq!(untimed(&by_mount), untimed(&listing));
+    }
     let of_waiter = said(&mount.lockkeeper(&["locks", "-n", &waiter_text]));
     assert_eq!(of_waiter.lines().count(), 1, "{of_waiter}");
     assert!(of_waiter.contains("WRITE*"), "{of_waiter}");
@@ -220,10 +236,10 @@ fn who_cannot_be_told_is_told_why() {
         let output = mount.lockkeeper(&["locks", target]);
         assert!(output.status.success(), "{}", said(&output));
     }
-    refused(
-        &["locks", "/proc"],
-        "is not on a lockkeeper mount; these are: ",
-    );
+    refused(&["metrics", "/proc"], "these are: ");
+    // What is on no mount of lockkeeper's is asked of the kernel.
+    let elsewhere = mount.lockkeeper(&["locks", "/proc", "--noheadings"]);
+    assert!(elsewhere.status.success(), "{}", said(&elsewhere));
     refused(&["locks", "nowhere"], "nowhere");
     refused(&["locks", "4194305"], "there is no process 4194305");
     // Another user, by the mount's name and by the socket, which he cannot even see is there.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::report::{Blocker, Deadlock, FileLocks, Kind, Lock, Report, Waiting};
 use crate::{kernel, words};
 
@@ -135,11 +135,15 @@ impl<'a> Teller<'a> {
         let mut file_locks = wait.file.locks.iter();
         let held = file_locks.find(|held| std::ptr::eq(&raw const held.lock, holder));
         let age = held.and_then(|held| held.held_for);
-        let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+        let age = age.map_or(String::new(), |age| {
+            format!(" for {}", words::duration(age))
+        });
         let holder_name = words::who(holder);
         if let Some(Blocker::Waiter(_)) = wait.waiting.blocked_by {
             let above = self.above(wait);
-            let direct = above.first().map_or_else(String::new, |lock| words::who(lock));
+            let direct = above
+                .first()
+                .map_or_else(String::new, |lock| words::who(lock));
             let _ = write!(
                 text,
                 " It stands behind the request of {direct}{}; the lock that must go first is the {}, held by \
@@ -196,7 +200,9 @@ impl<'a> Teller<'a> {
                 break;
             };
             let age = next.waiting.waits_for;
-            let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+            let age = age.map_or(String::new(), |age| {
+                format!(" for {}", words::duration(age))
+            });
             let _ = write!(
                 text,
                 "{} itself waits{age} for {} on {}, which {} holds. ",
@@ -303,7 +309,11 @@ impl<'a> Teller<'a> {
         if chain.len() > NAMED {
             let _ = write!(text, ", and so on, {} in all", words::number(chain.len()));
         }
-        let kills: Vec<String> = pids.iter().take(NAMED).map(|pid| format!("`kill {pid}`")).collect();
+        let kills: Vec<String> = pids
+            .iter()
+            .take(NAMED)
+            .map(|pid| format!("`kill {pid}`"))
+            .collect();
         let _ = write!(
             text,
             ". Nobody is refused for a cycle of open files, so one must be ended: {}.",
@@ -356,12 +366,18 @@ impl<'a> Teller<'a> {
             words::count(count, "lock", "locks"),
             named.join(", ")
         );
-        waiting.sort_by(|a, b| b.waits_for.unwrap_or(0.0).total_cmp(&a.waits_for.unwrap_or(0.0)));
+        waiting.sort_by(|a, b| {
+            b.waits_for
+                .unwrap_or(0.0)
+                .total_cmp(&a.waits_for.unwrap_or(0.0))
+        });
         match waiting.first() {
             None => text += " Nobody waits for it.",
             Some(first) => {
                 let age = first.waits_for;
-                let age = age.map_or(String::new(), |age| format!(" for {}", words::duration(age)));
+                let age = age.map_or(String::new(), |age| {
+                    format!(" for {}", words::duration(age))
+                });
                 let requests = words::count(waiting.len(), "request waits", "requests wait");
                 let _ = write!(
                     text,
@@ -373,7 +389,11 @@ impl<'a> Teller<'a> {
                 );
             }
         }
-        if self.sight.process(pid).is_some_and(|process| process.is_stopped()) {
+        if self
+            .sight
+            .process(pid)
+            .is_some_and(|process| process.is_stopped())
+        {
             let _ = write!(text, " It is stopped: `kill -CONT {pid}` lets it go on.");
         }
         text
@@ -390,11 +410,6 @@ fn asked(lock: &Lock) -> String {
             format!("{article} {} lock", words::lock(lock))
         }
     }
-}
-
-/// Whether there is such a process, hidden or not.
-pub fn exists(pid: u32) -> bool {
-    process::exists(pid)
 }
 
 #[cfg(test)]
@@ -493,7 +508,10 @@ mod tests {
     fn a_lock_whose_taker_has_ended_is_its_heirs() {
         let report = report(vec![file("/m/a", 1, &[(4, ROOT)])]);
         let text = told(&report, 4, &[(1, 'X')]);
-        assert!(text.contains("Process 1, which took it, has ended"), "{text}");
+        assert!(
+            text.contains("Process 1, which took it, has ended"),
+            "{text}"
+        );
         // Process 4 has it open, too, but waits itself.
         assert!(text.contains("still open in 3 (prog), which"), "{text}");
         assert!(text.contains("`kill 3`"), "{text}");
@@ -503,7 +521,11 @@ mod tests {
     #[test]
     fn a_chain_is_followed_to_who_can_act() {
         let report = report(vec![
-            file("/m/a", 1, &[(5, ROOT), (6, Blocker::Waiter(0)), (2, Blocker::Waiter(1))]),
+            file(
+                "/m/a",
+                1,
+                &[(5, ROOT), (6, Blocker::Waiter(0)), (2, Blocker::Waiter(1))],
+            ),
             file("/m/b", 7, &[(1, ROOT)]),
         ]);
         let text = told(&report, 2, &[]);
@@ -540,7 +562,10 @@ mod tests {
             "{text}"
         );
         let behind = told(&report, 3, &[]);
-        assert!(behind.contains("what it waits for is in a deadlock"), "{behind}");
+        assert!(
+            behind.contains("what it waits for is in a deadlock"),
+            "{behind}"
+        );
     }
 
     #[test]

@@ -79,12 +79,15 @@ pub fn file(file: &FileLocks, report: &Report) -> String {
     }
 }
 
-/// A name of somebody else's choosing, with nothing in it that a terminal obeys.
+/// A name as it may go to a terminal: whoever names a file or a process must not write lines of his own, nor
+/// move the cursor. As lslocks(8) does, control characters are shown as `\x0a`.
 pub fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() {
-            clean.extend(c.escape_default());
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                clean.push_str(&format!("\\x{byte:02x}"));
+            }
         } else {
             clean.push(c);
         }
@@ -128,6 +131,6 @@ mod tests {
 
     #[test]
     fn names_cannot_command_the_terminal() {
-        assert_eq!(clean("a\x1b[2Jb\n\u{9b}ü"), "a\\u{1b}[2Jb\\n\\u{9b}ü");
+        assert_eq!(clean("a\x1b[2Jb\n\u{9b}ü"), "a\\x1b[2Jb\\x0a\\xc2\\x9bü");
     }
 }
