@@ -42,7 +42,7 @@ impl<N> Slab<N> {
 
     /// Makes room for `count` more, so that as many `insert`s cannot fail.
     ///
-    /// Grows by a quarter, a large one by an eighth, not by doubling: the slots
+    /// Grows by a quarter, a large one by a sixteenth, not by doubling: the slots
     /// are what a lock costs.
     #[inline]
     pub(crate) fn reserve(&mut self, count: u32) -> Result<(), Full> {
@@ -59,7 +59,7 @@ impl<N> Slab<N> {
         if len + count >= NIL as usize {
             return Err(Full);
         }
-        let share = if len < 1024 { len / 4 } else { len / 8 };
+        let share = if len < 1024 { len / 4 } else { len / 16 };
         let more = count.max(share).max(4);
         self.slots
             .try_reserve_exact(more)

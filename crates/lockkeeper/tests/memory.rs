@@ -109,10 +109,10 @@ fn wait(file: &FileHandle, number: u64) {
         .expect("it waits");
 }
 
-/// With the waiter itself (256 bytes at most, see `allocation.rs`), what is kept
-/// to find its owner and its id by, and the room to grow of all of them.
+/// The waiter itself, what is kept to find its owner and its id by, and the room to
+/// grow of all of them.
 #[test]
-fn a_wait_with_a_callback_costs_at_most_280_bytes() {
+fn a_wait_with_a_callback_costs_at_most_256_bytes() {
     const WAITERS: u64 = 10_000;
     let manager = LockManager::new();
     let file = manager.file(FileId::new(1, 1));
@@ -123,7 +123,7 @@ fn a_wait_with_a_callback_costs_at_most_280_bytes() {
     println!("a wait with a callback, all books included: {each:.1} bytes");
     let (_, freed) = counted(|| file.tear_down());
     println!("of {bytes} bytes {} are kept for later", bytes + freed);
-    assert!(each <= 280.0, "{each:.1} bytes");
+    assert!(each <= 256.0, "{each:.1} bytes");
     assert!(bytes + freed < bytes / 20, "{} are kept", bytes + freed);
     file.check_invariants();
 }

@@ -1,7 +1,7 @@
 //! Checks of the waiters' invariants, for tests: they visit everything.
 
 use super::locks::{Locks, Space};
-use super::waiting::{ByBytes, Obstacle, State};
+use super::waiting::{ByBytes, Obstacle, Sleeper, State};
 use crate::avl;
 use crate::slab::NIL;
 
@@ -21,7 +21,7 @@ impl<T> Locks<T> {
                 }
                 State::Offered => {
                     assert_eq!(waiter.blocker, NIL, "an offered waiter hangs somewhere");
-                    assert!(waiter.may_be_offered);
+                    assert_ne!(waiter.sleeper, Sleeper::None);
                 }
                 State::Blocked => {
                     assert_ne!(waiter.blocker, NIL, "a blocked waiter hangs nowhere");
@@ -33,16 +33,19 @@ impl<T> Locks<T> {
                 let branch = &self.branches[waiter.branch];
                 assert_eq!(branch.beneath, Obstacle::Waiter(id));
                 self.check_branch(waiter.branch);
-                if waiter.is_pure {
+                if waiter.beneath.is_pure() {
                     for child in self.beneath(waiter.branch) {
                         assert_eq!(self.waiters[child].class, waiter.class, "not pure");
-                        assert!(self.waiters[child].is_pure, "not pure");
+                        assert!(self.waiters[child].beneath.is_pure(), "not pure");
                     }
                 }
                 for child in self.beneath(waiter.branch) {
                     let below = &self.waiters[child];
-                    let is_soft = below.is_soft || below.is_above_soft;
-                    assert!(waiter.is_above_soft || !is_soft, "a soft waiter unmarked");
+                    let is_soft = below.is_soft || below.beneath.has_soft();
+                    assert!(
+                        waiter.beneath.has_soft() || !is_soft,
+                        "a soft waiter unmarked"
+                    );
                 }
             }
             if waiter.class != NIL {

@@ -3,7 +3,7 @@
 //! The rules are at the head of [`waiting`](super::waiting), by number.
 
 use super::locks::{Context, Locks, Request, Space};
-use super::waiting::{Branch, ByArrival, Obstacle, State};
+use super::waiting::{Beneath, Branch, ByArrival, Obstacle, Sleeper, State};
 use crate::avl::{self, Links};
 use crate::lock::{Fairness, LockType};
 use crate::range::Range;
@@ -58,8 +58,8 @@ impl<T> Locks<T> {
         }
         if let Obstacle::Waiter(above) = obstacle {
             let waiter = &self.waiters[id];
-            let is_mixed = !waiter.is_pure || self.waiters[above].class != class;
-            let is_soft = is_soft || waiter.is_above_soft;
+            let is_mixed = !waiter.beneath.is_pure() || self.waiters[above].class != class;
+            let is_soft = is_soft || waiter.beneath.has_soft();
             self.mark_above(above, is_mixed, is_soft);
         }
     }
@@ -69,12 +69,10 @@ impl<T> Locks<T> {
     pub(super) fn mark_above(&mut self, mut id: u32, is_mixed: bool, is_soft: bool) {
         loop {
             let waiter = &mut self.waiters[id];
-            let is_marked = (!is_mixed || !waiter.is_pure) && (!is_soft || waiter.is_above_soft);
-            if is_marked {
+            let marked = waiter.beneath.with(is_mixed, is_soft);
+            if core::mem::replace(&mut waiter.beneath, marked) == marked {
                 return;
             }
-            waiter.is_pure &= !is_mixed;
-            waiter.is_above_soft |= is_soft;
             match self.blocker_of(id) {
                 Some(Obstacle::Waiter(above)) => id = above,
                 _ => return,
@@ -118,7 +116,7 @@ impl<T> Locks<T> {
             self.waiters[right].near.left = left;
         }
         if branch == NIL {
-            self.untold -= u32::from(!self.waiters[id].is_woken);
+            self.untold -= u32::from(self.waiters[id].sleeper != Sleeper::Woken);
             let space = self.waiters[id].request.space;
             let (head, tail) = &mut self.waiting[space as usize].offered;
             if left == NIL {
@@ -139,8 +137,7 @@ impl<T> Locks<T> {
                 self.branches.remove(branch);
                 self.set_branch(beneath, NIL);
                 if let Obstacle::Waiter(above) = beneath {
-                    self.waiters[above].is_pure = true;
-                    self.waiters[above].is_above_soft = false;
+                    self.waiters[above].beneath = Beneath::Pure;
                 }
             }
             if class != NIL && self.classes[class].anchor == id {
@@ -195,7 +192,7 @@ impl<T> Locks<T> {
             let request = &self.waiters[child].request;
             if !request.range.overlaps(rest) || !request.lock_type.excludes(lock_type) {
                 self.detach(child);
-            } else if !self.waiters[child].is_pure {
+            } else if !self.waiters[child].beneath.is_pure() {
                 self.detach_branch(Obstacle::Waiter(child));
             }
             child = next;
@@ -345,7 +342,9 @@ impl<T> Locks<T> {
         if self.waiters[id].branch == NIL {
             return;
         }
-        if !self.waiters[id].is_pure || self.waiters[id].is_soft || !self.owners_above_are_alone(id)
+        if !self.waiters[id].beneath.is_pure()
+            || self.waiters[id].is_soft
+            || !self.owners_above_are_alone(id)
         {
             self.detach_branch(Obstacle::Waiter(id));
         }

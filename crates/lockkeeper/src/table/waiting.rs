@@ -118,6 +118,50 @@ pub(crate) enum State {
     Finished(Verdict),
 }
 
+/// What sleeps behind a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sleeper {
+    /// Nothing that would have to come for an offered lock: it is granted at once.
+    None,
+    /// A thread that can come for an offered lock.
+    Asleep,
+    /// The same, and a wake-up is under way that it has not answered yet.
+    Woken,
+}
+
+/// What hangs beneath a waiter, at any depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beneath {
+    /// Only waiters of its class, none of them soft.
+    Pure,
+    /// Only waiters of its class; some may be soft.
+    PureAndSoft,
+    /// Waiters of other classes, too, none of them soft.
+    Mixed,
+    /// Waiters of other classes, too; some may be soft.
+    MixedAndSoft,
+}
+
+impl Beneath {
+    pub(super) fn is_pure(self) -> bool {
+        matches!(self, Beneath::Pure | Beneath::PureAndSoft)
+    }
+
+    pub(super) fn has_soft(self) -> bool {
+        matches!(self, Beneath::PureAndSoft | Beneath::MixedAndSoft)
+    }
+
+    /// The same with another waiter in it.
+    pub(super) fn with(self, is_mixed: bool, is_soft: bool) -> Beneath {
+        match (self.is_pure() && !is_mixed, self.has_soft() || is_soft) {
+            (true, false) => Beneath::Pure,
+            (true, true) => Beneath::PureAndSoft,
+            (false, false) => Beneath::Mixed,
+            (false, true) => Beneath::MixedAndSoft,
+        }
+    }
+}
+
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct Waiter<T> {
@@ -145,16 +189,10 @@ pub(crate) struct Waiter<T> {
     pub(crate) own: Links,
     /// Its own branch: who hangs beneath it, or `NIL`.
     pub(crate) branch: u32,
-    /// Has a thread that can come for an offered lock.
-    pub(super) may_be_offered: bool,
-    /// A wake-up is under way that it has not answered yet.
-    pub(super) is_woken: bool,
+    pub(super) sleeper: Sleeper,
     /// Hangs beneath a waiter whose own ancestors it may not conflict with.
     pub(super) is_soft: bool,
-    /// All that hangs beneath it, at any depth, is of its class.
-    pub(super) is_pure: bool,
-    /// Some that hang beneath it, at any depth, may be soft.
-    pub(super) is_above_soft: bool,
+    pub(super) beneath: Beneath,
     /// Never queues for fairness alone: that closed a cycle.
     pub(crate) passes_queue: bool,
     /// Its descriptor is closed: it ends with EBADF where it would be granted.
@@ -357,11 +395,13 @@ impl<T> Locks<T> {
             near_height: 0,
             own: Links::NONE,
             branch: NIL,
-            may_be_offered,
-            is_woken: false,
+            sleeper: if may_be_offered {
+                Sleeper::Asleep
+            } else {
+                Sleeper::None
+            },
             is_soft: false,
-            is_pure: true,
-            is_above_soft: false,
+            beneath: Beneath::Pure,
             passes_queue: false,
             is_closed: false,
         });
@@ -483,7 +523,7 @@ impl<T> Locks<T> {
             }
             return self.attach(id, obstacle, cx);
         }
-        let is_offer = self.waiters[id].may_be_offered
+        let is_offer = self.waiters[id].sleeper != Sleeper::None
             && !self.fairness(cx).is_exhausted(self.overtaken_at_head(id));
         if is_offer {
             self.offer(id);
@@ -562,7 +602,7 @@ impl<T> Locks<T> {
         let waiter = &mut self.waiters[id];
         waiter.state = State::Offered;
         waiter.is_soft = false;
-        if waiter.is_woken {
+        if waiter.sleeper == Sleeper::Woken {
             waiter.near = Links {
                 left: tail,
                 right: NIL,
@@ -596,9 +636,9 @@ impl<T> Locks<T> {
     pub(crate) fn next_offer(&mut self) -> Option<u32> {
         for space in 0..2 {
             let head = self.waiting[space].offered.0;
-            if head != NIL && !self.waiters[head].is_woken {
+            if head != NIL && self.waiters[head].sleeper != Sleeper::Woken {
                 self.unlink(head);
-                self.waiters[head].is_woken = true;
+                self.waiters[head].sleeper = Sleeper::Woken;
                 self.counters.wake_ups += 1;
                 self.offer(head);
                 return Some(head);
@@ -700,7 +740,9 @@ impl<T> Locks<T> {
         if state == State::Offered {
             self.unlink(id);
         }
-        self.waiters[id].is_woken = false;
+        if self.waiters[id].sleeper == Sleeper::Woken {
+            self.waiters[id].sleeper = Sleeper::Asleep;
+        }
         match state {
             State::Finished(_) => Claim::Finished,
             State::Blocked | State::Pending => Claim::Waiting,
@@ -762,7 +804,7 @@ impl<T> Locks<T> {
             if self.waiters[child].class == class && !self.waiters[child].is_soft {
                 self.unlink(child);
                 self.link(child, beneath, false);
-                if self.waiters[child].is_above_soft {
+                if self.waiters[child].beneath.has_soft() {
                     self.detach_branch(Obstacle::Waiter(child));
                 }
             }
