@@ -335,7 +335,7 @@ impl LockManager {
     pub fn find_deadlocks(&self) -> Vec<Cycle> {
         let mut waits = Vec::new();
         for handle in self.handles() {
-            let snapshot = handle.snapshot();
+            let snapshot = handle.survey();
             for view in snapshot.waiting {
                 if view.blocked_by != BlockedBy::Nothing {
                     waits.push((handle.clone(), view.id, view.lock));

@@ -15,7 +15,12 @@ use crate::mutex::TableGuard;
 use crate::owner::{FileOwner, OpenFileId, Owner, ProcessId, RemoteOwner};
 use crate::range::Range;
 use crate::sync::{Arc, Ordering};
-use crate::table::{BreakScope, Counters, LeaseState, Openers, Request, Snapshot, Table, Waits};
+use crate::table::{
+    BreakScope, Counters, LeaseState, Openers, Request, Snapshot, Survey, Table, Waits,
+};
+
+/// How many places are copied before a file is let go of again.
+const PIECE: u32 = 32;
 
 /// A file of a [`LockManager`](crate::LockManager). Clones are handles of the
 /// same file; its state is freed when nothing is locked, nobody waits and the
@@ -254,9 +259,19 @@ impl FileHandle {
         self.with_table(|table, cx| table.set_fairness(fairness, cx))
     }
 
-    /// Who holds what and who waits for whom.
+    /// Who holds what and who waits for whom, at one moment: the file is held up
+    /// until all of it is copied.
     pub fn snapshot(&self) -> Snapshot {
         self.file.table.lock().snapshot()
+    }
+
+    /// The same without holding the file up for longer than a lock call: more than
+    /// a few dozen locks and waiters are copied in pieces, and what changes between
+    /// two of them is seen before the change or after it, as in /proc/locks.
+    pub fn survey(&self) -> Snapshot {
+        let mut survey = Survey::new();
+        while self.file.table.lock().survey(&mut survey, PIECE) {}
+        survey.into_snapshot()
     }
 
     /// How often things have happened on this file since its state was made.

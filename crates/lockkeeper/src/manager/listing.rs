@@ -13,23 +13,25 @@ use crate::table::{Counters, Snapshot};
 pub struct FileListing {
     /// Which file.
     pub file: FileId,
-    /// Its locks and waiters at one moment.
+    /// Its locks and waiters.
     pub snapshot: Snapshot,
     /// How often things have happened on it.
     pub counters: Counters,
 }
 
 impl LockManager {
-    /// Every file on which anything is locked, in order of their ids. Each is
-    /// shown as it was at one moment, and held up no longer than that takes; they
-    /// are visited one after the other, as /proc/locks does.
+    /// Every file on which anything is locked, in order of their ids. They are
+    /// visited one after the other, as /proc/locks does, and none is held up for
+    /// longer than a lock call: see [`FileHandle::survey`].
+    ///
+    /// [`FileHandle::survey`]: crate::FileHandle::survey
     pub fn snapshot(&self) -> Vec<FileListing> {
         let mut listings: Vec<FileListing> = self
             .handles()
             .iter()
             .map(|handle| FileListing {
                 file: handle.id(),
-                snapshot: handle.snapshot(),
+                snapshot: handle.survey(),
                 counters: handle.counters(),
             })
             .filter(|listing| {

@@ -42,6 +42,7 @@ mod granted;
 mod lease;
 mod locks;
 mod queue;
+mod survey;
 mod tree;
 mod view;
 mod waiting;
@@ -51,6 +52,7 @@ use alloc::vec::Vec;
 
 pub use lease::{BreakScope, LeaseBreak, LeaseState, Openers};
 pub use locks::{Context, Counters, Ledger, Request, Settings};
+pub use survey::Survey;
 pub use view::{BlockedBy, GrantedView, Snapshot, WaiterView};
 
 use crate::error::{LockError, NotWaiting};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use lockkeeper::error::LimitKind;
 use lockkeeper::table::{
-    BlockedBy, BreakScope, Context, Edge, Ended, Ledger, Lock, Request, Settings, Snapshot, Table,
-    Waits,
+    BlockedBy, BreakScope, Context, Edge, Ended, Ledger, Lock, Request, Settings, Snapshot, Survey,
+    Table, WaiterView, Waits,
 };
 use lockkeeper::{
     LockError, LockInfo, LockKind, LockType, Owner, ProcessId, Range, Time, WaiterId,
@@ -532,6 +532,7 @@ impl Run {
         newly.retain(|waiter| !waiter.is_closed && !forced.results.contains_key(&waiter.arrival));
         self.check_order(&newly, granted_before);
         self.compare_granted(&snapshot);
+        self.compare_survey(&snapshot);
         self.fetch_offers(step);
         self.fetch_breaks(step);
         self.compare_sums();
@@ -686,6 +687,37 @@ impl Run {
                     .any(|other| other.is_offered && other.want.conflicts(&older.want))
                 || self.model.is_held_back(older);
             assert!(has_reason, "passed over: {older:?} by {passed:?}");
+        }
+    }
+
+    /// A snapshot in pieces is the same, but for the order of siblings.
+    fn compare_survey(&self, snapshot: &Snapshot) {
+        let mut survey = Survey::new();
+        while self.table.survey(&mut survey, 3) {}
+        let surveyed = survey.into_snapshot();
+        assert_eq!(surveyed.granted.len(), snapshot.granted.len());
+        for view in &snapshot.granted {
+            assert!(surveyed.granted.contains(view), "{view:?} was not surveyed");
+        }
+        assert_eq!(surveyed.waiting.len(), snapshot.waiting.len());
+        for view in &snapshot.waiting {
+            let found = surveyed.waiting.iter().find(|found| found.id == view.id);
+            let found = found.expect("every waiter is surveyed");
+            let alike = WaiterView {
+                blocked_by: view.blocked_by,
+                ..found.clone()
+            };
+            assert_eq!(alike, *view);
+            let same = match (view.blocked_by, found.blocked_by) {
+                (BlockedBy::Lock(a), BlockedBy::Lock(b)) => {
+                    snapshot.granted[a] == surveyed.granted[b]
+                }
+                (BlockedBy::Waiter(a), BlockedBy::Waiter(b)) => {
+                    snapshot.waiting[a].id == surveyed.waiting[b].id
+                }
+                (a, b) => a == b,
+            };
+            assert!(same, "{view:?} was surveyed as {found:?}");
         }
     }
 

@@ -1,0 +1,240 @@
+//! A snapshot in pieces, so that no file is held up by those who look at it.
+//!
+//! Granted locks, leases and waiters are copied by the places where they are
+//! kept, a piece at a time, with the table free in between; their tree is put
+//! together afterwards, outside it. What changes meanwhile may be seen before or
+//! after the change, so a waiter may be seen whose blocker was not: it is shown as
+//! one that hangs beneath nothing. Nothing is shown that never was.
+
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+
+use super::Table;
+use super::locks::Locks;
+use super::view::{BlockedBy, GrantedView, Snapshot, WaiterView};
+use super::waiting::{Obstacle, State};
+use crate::lock::LockKind;
+
+/// What has been copied of a table so far.
+#[derive(Debug, Default)]
+pub struct Survey {
+    granted: Vec<(Obstacle, GrantedView)>,
+    waiting: Vec<(u32, Option<Obstacle>, WaiterView)>,
+    /// The slab, and the place in it, where the next piece begins.
+    stage: Stage,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Stage {
+    #[default]
+    Records,
+    Leases,
+    Waiters,
+    Done,
+}
+
+impl Survey {
+    /// Nothing copied yet.
+    pub fn new() -> Survey {
+        Survey::default()
+    }
+
+    /// The state of the file, as far as it was copied.
+    pub fn into_snapshot(self) -> Snapshot {
+        let Survey {
+            mut granted,
+            mut waiting,
+            ..
+        } = self;
+        granted.sort_by(|(_, a), (_, b)| {
+            let key = |view: &GrantedView| (rank(view.lock.kind), view.lock.range);
+            key(a).cmp(&key(b)).then(a.since.cmp(&b.since))
+        });
+        waiting.sort_by_key(|(.., view)| view.arrival);
+        let locks: HashMap<(bool, u32), usize> = granted
+            .iter()
+            .enumerate()
+            .filter_map(|(index, (place, _))| Some((key_of(*place)?, index)))
+            .collect();
+        let waiters: HashMap<u32, usize> = waiting
+            .iter()
+            .enumerate()
+            .map(|(index, (slot, ..))| (*slot, index))
+            .collect();
+
+        // For each waiter those beneath it, youngest first; for each that hangs
+        // beneath none, its root.
+        let mut beneath: Vec<Vec<usize>> = Vec::new();
+        beneath.resize_with(waiting.len(), Vec::new);
+        let mut roots: Vec<(usize, BlockedBy)> = Vec::new();
+        for (index, (_, blocker, _)) in waiting.iter().enumerate().rev() {
+            match blocker {
+                Some(Obstacle::Waiter(slot))
+                    if waiters.get(slot).is_some_and(|&at| at != index) =>
+                {
+                    beneath[waiters[slot]].push(index);
+                }
+                Some(place) => {
+                    let lock = key_of(*place).and_then(|key| locks.get(&key));
+                    roots.push((
+                        index,
+                        lock.map_or(BlockedBy::Nothing, |&lock| BlockedBy::Lock(lock)),
+                    ));
+                }
+                None => roots.push((index, BlockedBy::Nothing)),
+            }
+        }
+        // The last is taken first: those of the first lock in front, by arrival.
+        roots.sort_by_key(|&(index, root)| match root {
+            BlockedBy::Lock(lock) => core::cmp::Reverse((lock, index)),
+            _ => core::cmp::Reverse((usize::MAX, index)),
+        });
+
+        let mut views: Vec<Option<WaiterView>> =
+            waiting.into_iter().map(|(.., view)| Some(view)).collect();
+        let mut snapshot = Snapshot {
+            granted: granted.into_iter().map(|(_, view)| view).collect(),
+            waiting: Vec::with_capacity(views.len()),
+        };
+        let mut next_lost = 0;
+        loop {
+            let mut todo: Vec<(usize, BlockedBy, u32)> = match roots.pop() {
+                Some((index, root)) => alloc::vec![(index, root, 0)],
+                // A ring of waiters, each seen beneath the next, is no tree.
+                None => match views[next_lost..].iter().position(Option::is_some) {
+                    Some(lost) => {
+                        next_lost += lost;
+                        alloc::vec![(next_lost, BlockedBy::Nothing, 0)]
+                    }
+                    None => return snapshot,
+                },
+            };
+            while let Some((index, blocked_by, depth)) = todo.pop() {
+                let Some(view) = views[index].take() else {
+                    continue;
+                };
+                let place = snapshot.waiting.len();
+                snapshot.waiting.push(WaiterView {
+                    blocked_by,
+                    depth,
+                    ..view
+                });
+                todo.extend(
+                    beneath[index]
+                        .iter()
+                        .map(|&child| (child, BlockedBy::Waiter(place), depth + 1)),
+                );
+            }
+        }
+    }
+}
+
+/// Records before flocks before leases.
+fn rank(kind: LockKind) -> u8 {
+    match kind {
+        LockKind::Posix | LockKind::Ofd | LockKind::Access => 0,
+        LockKind::Flock => 1,
+        LockKind::Lease | LockKind::Delegation => 2,
+    }
+}
+
+fn key_of(place: Obstacle) -> Option<(bool, u32)> {
+    match place {
+        Obstacle::Record(id) => Some((false, id)),
+        Obstacle::Lease(id) => Some((true, id)),
+        Obstacle::Waiter(_) => None,
+    }
+}
+
+impl<T> Table<T> {
+    /// Copies up to `count` more places into `survey`; false when that was the
+    /// rest. The table may change between two calls: see [`Survey`].
+    pub fn survey(&self, survey: &mut Survey, count: u32) -> bool {
+        if let (Stage::Records, 0) = (survey.stage, survey.next) {
+            let few = self.few.iter().map(|held| GrantedView {
+                lock: held.info(),
+                since: held.since,
+                breaking: None,
+            });
+            // Nobody waits beneath these.
+            let nowhere = Obstacle::Waiter(u32::MAX);
+            survey.granted.extend(few.map(|view| (nowhere, view)));
+        }
+        match self.full_in_use() {
+            Some(locks) => locks.survey(survey, count),
+            None => false,
+        }
+    }
+}
+
+impl<T> Locks<T> {
+    fn survey(&self, survey: &mut Survey, count: u32) -> bool {
+        let mut left = count;
+        loop {
+            let slots = match survey.stage {
+                Stage::Records => self.records.slots(),
+                Stage::Leases => self.leases.slots(),
+                Stage::Waiters => self.waiters.slots(),
+                Stage::Done => return false,
+            };
+            while survey.next < slots {
+                if left == 0 {
+                    return true;
+                }
+                left -= 1;
+                self.survey_slot(survey, survey.next);
+                survey.next += 1;
+            }
+            survey.next = 0;
+            survey.stage = match survey.stage {
+                Stage::Records => Stage::Leases,
+                Stage::Leases => Stage::Waiters,
+                Stage::Waiters | Stage::Done => Stage::Done,
+            };
+        }
+    }
+
+    fn survey_slot(&self, survey: &mut Survey, id: u32) {
+        match survey.stage {
+            Stage::Records => {
+                if let Some(record) = self.records.get(id) {
+                    let view = GrantedView {
+                        lock: record.info(),
+                        since: record.since,
+                        breaking: None,
+                    };
+                    survey.granted.push((Obstacle::Record(id), view));
+                }
+            }
+            Stage::Leases => {
+                if let Some(lease) = self.leases.get(id) {
+                    let view = GrantedView {
+                        lock: lease.info(),
+                        since: lease.since,
+                        breaking: lease.is_breaking().then(|| lease.target()),
+                    };
+                    survey.granted.push((Obstacle::Lease(id), view));
+                }
+            }
+            Stage::Waiters => {
+                let waiter = self.waiters.get(id);
+                let waiter = waiter.filter(|w| !matches!(w.state, State::Finished(_)));
+                if let Some(waiter) = waiter {
+                    let view = WaiterView {
+                        id: self.waiter_id(id),
+                        lock: self.waiter_info(id),
+                        since: waiter.since,
+                        arrival: waiter.arrival,
+                        overtaken: self.overtaken(id),
+                        blocked_by: BlockedBy::Nothing,
+                        depth: 0,
+                    };
+                    survey.waiting.push((id, self.blocker_of(id), view));
+                }
+            }
+            Stage::Done => {}
+        }
+    }
+}
