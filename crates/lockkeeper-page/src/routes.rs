@@ -1,4 +1,4 @@
-//! What there is to ask for: the page and its events.
+//! What there is to ask for: the page, its events, and the metrics.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::stream::{self, Stream};
+use lockkeeper_watch::metrics;
 use lockkeeper_watch::report::Report;
 use tokio::sync::watch;
 
@@ -39,9 +40,24 @@ pub fn router(sampler: Arc<Sampler>, keeper: Guard, most_viewers: usize) -> Rout
     Router::new()
         .route("/", get(async || document::page()))
         .route("/events", get(events))
-        .fallback(async || (StatusCode::NOT_FOUND, "404: there is / and /events.\n"))
+        .route("/metrics", get(numbers))
+        .fallback(async || {
+            (
+                StatusCode::NOT_FOUND,
+                "404: there is /, /events and /metrics.\n",
+            )
+        })
         .with_state(shared)
         .layer(middleware::from_fn_with_state(Arc::new(keeper), guard))
+}
+
+/// The numbers, in Prometheus' text form.
+async fn numbers(State(shared): State<Shared>) -> Response {
+    let source = shared.sampler.source.clone();
+    match tokio::task::spawn_blocking(move || metrics::render(&source.report())).await {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 /// What one client sees, again and again.

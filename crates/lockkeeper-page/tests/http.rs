@@ -467,6 +467,24 @@ fn who_does_not_ask_or_does_not_read_is_hung_up_on() {
 }
 
 #[test]
+fn metrics_are_text_for_prometheus_which_brings_the_token_in_a_header() {
+    let server = server();
+    let host = format!("Host: {}", server.address);
+    let bearer = format!("Authorization: Bearer {}", server.token);
+    let answer = server.raw(&["GET /metrics HTTP/1.1", &host, &bearer]);
+    assert_eq!(answer.status, 200);
+    let form = answer.header("content-type").expect("a form");
+    assert!(form.starts_with("text/plain; version=0.0.4"), "{form}");
+    assert!(
+        answer
+            .body
+            .contains("\nlockkeeper_acquisitions_total 12345\n"),
+        "{}",
+        answer.body
+    );
+}
+
+#[test]
 fn garbage_ends_a_connection_and_nothing_else() {
     let server = server();
     for garbage in [
