@@ -42,8 +42,8 @@ impl<N> Slab<N> {
 
     /// Makes room for `count` more, so that as many `insert`s cannot fail.
     ///
-    /// Grows by a quarter, a large one by a sixteenth, not by doubling: the slots
-    /// are what a lock costs.
+    /// Grows by a quarter, a large one by an eighth or, of large nodes, by a
+    /// sixteenth, not by doubling: the slots are what a lock costs.
     #[inline]
     pub(crate) fn reserve(&mut self, count: u32) -> Result<(), Full> {
         let room = self.slots.capacity() - self.used as usize;
@@ -59,7 +59,11 @@ impl<N> Slab<N> {
         if len + count >= NIL as usize {
             return Err(Full);
         }
-        let share = if len < 1024 { len / 4 } else { len / 16 };
+        let share = match len {
+            ..1024 => len / 4,
+            _ if size_of::<N>() < 128 => len / 8,
+            _ => len / 16,
+        };
         let more = count.max(share).max(4);
         self.slots
             .try_reserve_exact(more)

@@ -279,18 +279,26 @@ impl FileHandle {
 
     /// Refuses the request if the cycle holds with all its files locked.
     fn refuse(&self, cycle: &[Step<Wait>], owner: &Owner, id: WaiterId) -> Option<Remedy> {
-        let mut files: Vec<&Arc<File>> = cycle.iter().map(|step| &step.wait.file).collect();
         // By address too: a file that was forgotten may have a successor.
-        let place = |file: &Arc<File>| (file.id, Arc::as_ptr(file) as usize);
-        files.sort_unstable_by_key(|file| place(file));
-        files.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        let mut tables: Vec<TableGuard<'_, Table<Ticket>>> =
-            files.iter().map(|file| file.table.lock()).collect();
-        let index_of =
-            |file: &Arc<File>| files.binary_search_by_key(&place(file), |file| place(file));
+        let place = |step: &Step<Wait>| {
+            let file = &step.wait.file;
+            (file.id, Arc::as_ptr(file) as usize)
+        };
+        let mut order: Vec<_> = (0..cycle.len()).map(|n| (place(&cycle[n]), n)).collect();
+        order.sort_unstable();
+        let mut tables: Vec<TableGuard<'_, Table<Ticket>>> = Vec::new();
+        // Which of them each step's is.
+        let mut table_of = vec![0; cycle.len()];
+        let mut last = None;
+        for &(place, n) in &order {
+            if last.replace(place) != Some(place) {
+                tables.push(cycle[n].wait.file.table.lock());
+            }
+            table_of[n] = tables.len() - 1;
+        }
         let mut waiting = owner;
-        for step in cycle {
-            let table = &tables[index_of(&step.wait.file).ok()?];
+        for (step, &at) in cycle.iter().zip(&table_of) {
+            let table = &tables[at];
             // The registry knows owners by their hashes alone.
             let mut holds = false;
             let is_its = table.waiting(step.wait.id).ok()?.0.owner() == waiting;
@@ -303,7 +311,8 @@ impl FileHandle {
                 return None;
             }
         }
-        let table = &mut tables[index_of(&self.file).ok()?];
+        // The first step is this request's own.
+        let table = &mut tables[*table_of.first()?];
         self.refuse_in(table, id, owner, &cycle.first()?.waits_for)
     }
 }
