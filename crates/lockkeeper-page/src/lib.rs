@@ -3,16 +3,16 @@
 //! # Who may look
 //! Locks name files and programs, so a page about them is for whoever started the server, and nobody else:
 //! not for other users of the machine, and not for other pages in the same browser. Each request must
-//! bring a random token that only the starter was told ([`token`]). And it must name a host that no foreign
-//! page can make the browser name, must not come from a foreign page, and must be a GET ([`guard`]). These are
+//! bring a random token that only the starter was told (`token`). And it must name a host that no foreign
+//! page can make the browser name, must not come from a foreign page, and must be a GET (`guard`). These are
 //! asked in one place, before anything is looked up, and every answer says that nothing may be loaded from
 //! elsewhere, framed, kept or passed on. No cookie is used: those of one port go to every port of a host.
 //!
 //! # What watching costs
 //! One thread serves everything, and a second one looks at the locks while somebody has the page open. Then
 //! it looks at most twice a second, and never spends more than a twentieth of its time on it, however many
-//! locks there are ([`sampler`]). All who look share what was seen, and each is sent what his view needs: a
-//! few rows of the busiest files, one page of one file ([`view`]). While nobody looks there is one small
+//! locks there are (`sampler`). All who look share what was seen, and each is sent what his view needs: a
+//! few rows of the busiest files, one page of one file (`view`). While nobody looks there is one small
 //! sum a second, for the last ten minutes of the counters.
 //!
 //! # Who reads slowly
