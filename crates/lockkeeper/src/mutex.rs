@@ -32,7 +32,14 @@
 //! The compiler may not swap (1) and (2) either: [`light`] stops it.
 //!
 //! Where the kernel has no such call, both sides use a fence, as a plain mutex
-//! would. Should the call fail later, nobody sleeps: he looks again and again.
+//! would. Which of the two holds is decided once, before there is a mutex: were
+//! it to change, one side might go by the old and the other by the new.
+//!
+//! Should the call fail later, because a sandbox has been put around this thread
+//! since (seccomp(2)), its wake-up may be missed. It naps then, a millisecond at
+//! a time: to spin instead would take the processor from the very holder that it
+//! waits for. A child of fork(2) inherits the registration; one that had not
+//! would make its own.
 //!
 //! Loom knows no barrier that one thread runs for others. It is shown fences in
 //! both places, which promise no more than the call does.
@@ -94,6 +101,7 @@ impl TableLock {
 
     #[cold]
     fn acquire_contended(&self) {
+        let mut had_barrier = true;
         loop {
             for _ in 0..LOOKS {
                 if self.is_held.load(Ordering::Relaxed) == 0 && self.try_acquire() {
@@ -101,19 +109,23 @@ impl TableLock {
                 }
                 core::hint::spin_loop();
             }
-            self.sleep();
+            had_barrier = self.sleep(!had_barrier);
         }
     }
 
-    /// (a) and (b): whether to sleep. Under the lock of the queue.
-    fn must_sleep(&self) -> bool {
+    /// (a) and (b): whether to sleep, and whether the barrier could be had. Without
+    /// it only a nap is safe. Under the lock of the queue.
+    fn must_sleep(&self, is_nap: bool) -> (bool, bool) {
         self.has_sleepers.store(1, Ordering::Relaxed);
-        barrier::heavy() && self.is_held.load(Ordering::Relaxed) == 1
+        let had_barrier = barrier::heavy();
+        let may_sleep = had_barrier || is_nap;
+        let is_held = self.is_held.load(Ordering::Relaxed) == 1;
+        (may_sleep && is_held, had_barrier)
     }
 
-    /// The end of (3): one sleeper was taken out of the queue, if there was any.
-    /// Under the lock of the queue.
-    fn woke_one(&self, are_more: bool) {
+    /// The end of (3), or of a nap: one sleeper was taken out of the queue, if there
+    /// was any. Under the lock of the queue.
+    fn one_left(&self, are_more: bool) {
         if !are_more {
             self.has_sleepers.store(0, Ordering::Relaxed);
         }
@@ -166,11 +178,11 @@ pub(crate) use barrier::prepare;
 
 /// Barriers of which one side is free: the pair orders a store before a load on
 /// both sides, as two full fences would.
-#[cfg(all(target_os = "linux", not(loom)))]
 mod barrier {
-    use core::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+    use core::sync::atomic::{AtomicBool, compiler_fence};
+    use std::sync::Once;
 
-    use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+    use crate::sync::{Ordering, fence};
 
     /// Set before there is a mutex, and never again: whoever has one sees it.
     static IS_FREE: AtomicBool = AtomicBool::new(false);
@@ -178,21 +190,21 @@ mod barrier {
     /// Asks the kernel whether it has the barrier, and registers for it. Before
     /// the first mutex is made; takes a few milliseconds where threads run.
     pub(crate) fn prepare() {
-        if IS_FREE.load(Ordering::Acquire) {
-            return;
-        }
-        let has = |command| membarrier_query().contains_command(command);
-        if has(MembarrierCommand::RegisterPrivateExpedited)
-            && has(MembarrierCommand::PrivateExpedited)
-            && register_and_run()
-        {
-            IS_FREE.store(true, Ordering::Release);
-        }
+        static DECISION: Once = Once::new();
+        DECISION.call_once(|| {
+            if kernel::has_barrier() && register_and_run() {
+                IS_FREE.store(true, Ordering::Release);
+            }
+        });
     }
 
     fn register_and_run() -> bool {
-        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+        kernel::register() && kernel::run_barrier()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn is_free() -> bool {
+        IS_FREE.load(Ordering::SeqCst)
     }
 
     /// The side of whoever lets go.
@@ -211,32 +223,56 @@ mod barrier {
             fence(Ordering::SeqCst);
             return true;
         }
-        // A process that was forked may have to register anew.
-        membarrier(MembarrierCommand::PrivateExpedited).is_ok() || register_and_run()
-    }
-}
-
-#[cfg(not(all(target_os = "linux", not(loom))))]
-mod barrier {
-    use crate::sync::{Ordering, fence};
-
-    pub(crate) fn prepare() {}
-
-    pub(super) fn light() {
-        fence(Ordering::SeqCst);
+        kernel::run_barrier() || register_and_run()
     }
 
-    pub(super) fn heavy() -> bool {
-        fence(Ordering::SeqCst);
-        true
+    /// membarrier(2).
+    #[cfg(all(target_os = "linux", not(loom)))]
+    mod kernel {
+        use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+        pub(super) fn has_barrier() -> bool {
+            let commands = membarrier_query();
+            commands.contains_command(MembarrierCommand::RegisterPrivateExpedited)
+                && commands.contains_command(MembarrierCommand::PrivateExpedited)
+        }
+
+        pub(super) fn register() -> bool {
+            membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+        }
+
+        pub(super) fn run_barrier() -> bool {
+            membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+        }
+    }
+
+    /// No other kernel has it, nor loom.
+    #[cfg(not(all(target_os = "linux", not(loom))))]
+    mod kernel {
+        pub(super) fn has_barrier() -> bool {
+            false
+        }
+
+        pub(super) fn register() -> bool {
+            false
+        }
+
+        pub(super) fn run_barrier() -> bool {
+            false
+        }
     }
 }
 
 #[cfg(not(loom))]
 mod sleep {
+    use std::time::{Duration, Instant};
+
     use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, park, unpark_one};
 
     use super::TableLock;
+
+    /// For how long a thread sleeps whose wake-up may be missed.
+    const NAP: Duration = Duration::from_millis(1);
 
     impl TableLock {
         /// Where its sleepers queue.
@@ -244,20 +280,29 @@ mod sleep {
             core::ptr::from_ref(self) as usize
         }
 
-        pub(super) fn sleep(&self) {
+        /// Sleeps if the mutex is held; false if the barrier could not be had, and
+        /// the next sleep is to be a nap.
+        pub(super) fn sleep(&self, is_nap: bool) -> bool {
+            let end = is_nap.then(|| Instant::now() + NAP);
+            let mut had_barrier = true;
             // SAFETY: the key is this lock's own address, and none of the closures
             // panics or parks.
             #[allow(unsafe_code)]
             unsafe {
                 park(
                     self.key(),
-                    || self.must_sleep(),
+                    || {
+                        let must_sleep;
+                        (must_sleep, had_barrier) = self.must_sleep(is_nap);
+                        must_sleep
+                    },
                     || {},
-                    |_, _| {},
+                    |_, was_last| self.one_left(!was_last),
                     DEFAULT_PARK_TOKEN,
-                    None,
+                    end,
                 );
             }
+            had_barrier
         }
 
         #[cold]
@@ -266,7 +311,7 @@ mod sleep {
             #[allow(unsafe_code)]
             unsafe {
                 unpark_one(self.key(), |woken| {
-                    self.woke_one(woken.have_more_threads);
+                    self.one_left(woken.have_more_threads);
                     DEFAULT_UNPARK_TOKEN
                 });
             }
@@ -306,19 +351,21 @@ mod bed {
             }
         }
 
-        pub(super) fn sleep(&self) {
+        pub(super) fn sleep(&self, is_nap: bool) -> bool {
             let mut queue = lock(&self.bed.0);
-            if self.must_sleep() {
+            let (must_sleep, had_barrier) = self.must_sleep(is_nap);
+            if must_sleep {
                 queue.push_back(current());
                 drop(queue);
                 park();
             }
+            had_barrier
         }
 
         pub(super) fn wake_one(&self) {
             let mut queue = lock(&self.bed.0);
             let sleeper = queue.pop_front();
-            self.woke_one(!queue.is_empty());
+            self.one_left(!queue.is_empty());
             drop(queue);
             if let Some(sleeper) = sleeper {
                 sleeper.unpark();
@@ -341,3 +388,103 @@ mod bed {
 }
 #[cfg(loom)]
 pub(crate) use bed::{TableGuard, TableMutex};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    /// A plain counter behind it loses no round, whatever threads meet there.
+    #[test]
+    fn of_many_threads_one_at_a_time_is_behind_it() {
+        // (threads, rounds each, whether the holder lets others run meanwhile)
+        for (threads, rounds, yields) in [(2, 500_000, false), (8, 100_000, false), (64, 500, true)]
+        {
+            prepare();
+            let counter = TableMutex::new(0_u64);
+            thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        for _ in 0..rounds {
+                            let mut counter = counter.lock();
+                            let before = *counter;
+                            if yields {
+                                thread::yield_now();
+                            }
+                            *counter = before + 1;
+                        }
+                    });
+                }
+            });
+            assert_eq!(counter.into_inner(), threads * rounds);
+        }
+    }
+
+    #[test]
+    fn a_panic_under_it_lets_it_go() {
+        prepare();
+        let mutex = TableMutex::new(());
+        let panicked = thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let _guard = mutex.lock();
+                std::panic::resume_unwind(Box::new(()));
+            });
+            thread.join().is_err()
+        });
+        assert!(panicked && mutex.try_lock().is_some());
+    }
+
+    /// Managers are made by many threads at once, and each finds it decided.
+    #[test]
+    fn which_barrier_it_is_never_changes() {
+        prepare();
+        let is_free = barrier::is_free();
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    prepare();
+                    assert_eq!(barrier::is_free(), is_free);
+                });
+            }
+        });
+    }
+
+    /// Whether somebody has gone to sleep at it, and not been woken since.
+    fn has_sleepers(lock: &TableLock) -> bool {
+        lock.has_sleepers.load(Ordering::SeqCst) != 0
+    }
+
+    #[test]
+    fn the_flag_goes_with_the_last_sleeper() {
+        prepare();
+        let lock = TableLock::new();
+        let is_done = AtomicBool::new(false);
+        lock.acquire();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                lock.acquire();
+                is_done.store(true, Ordering::SeqCst);
+                lock.release();
+            });
+            while !has_sleepers(&lock) {
+                thread::yield_now();
+            }
+            assert!(!is_done.load(Ordering::SeqCst));
+            lock.release();
+        });
+        assert!(is_done.into_inner() && !has_sleepers(&lock));
+    }
+
+    #[test]
+    fn the_flag_goes_with_the_last_nap() {
+        prepare();
+        let lock = TableLock::new();
+        lock.acquire();
+        // Nobody wakes it: it ends by itself.
+        lock.sleep(true);
+        assert!(!has_sleepers(&lock));
+        lock.release();
+    }
+}

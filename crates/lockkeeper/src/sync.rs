@@ -14,7 +14,7 @@ pub(crate) use loom::{
 pub(crate) use parking::{Thread, current, park};
 #[cfg(not(loom))]
 pub(crate) use std::{
-    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence},
     sync::{Mutex, MutexGuard},
     thread::{Thread, current, park},
     thread_local,

@@ -182,6 +182,10 @@ impl Builder {
     }
 
     /// The manager.
+    ///
+    /// On Linux its mutexes use membarrier(2) if the first manager of the process
+    /// may call it. A seccomp filter put on later should allow it: where it returns
+    /// an error, threads that meet at a file nap; where it kills, they are killed.
     pub fn build(self) -> LockManager {
         crate::mutex::prepare();
         let spans_files = Limits {
