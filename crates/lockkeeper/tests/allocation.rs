@@ -7,7 +7,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockkeeper::table::{BreakScope, Context, Lock, Openers, Request, Settings, Snapshot, Table};
+use lockkeeper::table::{
+    BreakScope, Context, Lock, Openers, Request, Settings, Snapshot, Survey, Table,
+};
 use lockkeeper::{
     Errno, Fairness, FileOwner, LockError, LockType, OpenFileId, Owner, ProcessId, Range,
     RemoteOwner, Time,
@@ -533,4 +535,31 @@ fn a_crowd_that_has_gone_leaves_no_memory_behind() {
     assert!(table.is_idle());
     println!("after a crowd: {held} B");
     assert!(held < 4096, "{held} B kept");
+}
+
+/// Many locks and waiters, of clients elsewhere too.
+#[test]
+fn a_piece_of_a_survey_is_copied_without_allocating() {
+    let settings = Settings::default();
+    let cx = Context::new(Time(1), &settings);
+    let mut table: Table<u64> = Table::new();
+    for owner in 0..500 {
+        let client = RemoteOwner::new(&owner.to_string().into_bytes(), -1);
+        let lock = Request::record(client, W, bytes(2 * owner, 2 * owner));
+        table.try_lock(&lock, cx).expect("free");
+        let waiter = write(owner, 2 * owner, 2 * owner);
+        assert!(matches!(table.lock(waiter, 0, cx), Ok(Lock::Waiting(_))));
+    }
+    let mut survey = Survey::new();
+    loop {
+        survey.reserve(32);
+        let mut is_more = false;
+        let made = allocations(|| is_more = table.survey(&mut survey, 32));
+        assert_eq!(made, 0);
+        if !is_more {
+            break;
+        }
+    }
+    let snapshot = survey.into_snapshot();
+    assert_eq!((snapshot.granted.len(), snapshot.waiting.len()), (500, 500));
 }

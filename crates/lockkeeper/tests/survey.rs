@@ -100,3 +100,28 @@ fn a_file_of_a_hundred_thousand_locks_is_shown_whole() {
     assert!(granted.is_sorted_by_key(|view| view.lock.range));
     assert_eq!(file.survey(), file.snapshot());
 }
+
+#[test]
+fn a_piece_is_no_larger_than_was_asked_for() {
+    let settings = Settings::default();
+    let cx = Context::new(Time(1), &settings);
+    let mut table = Table::new();
+    for owner in 0..50 {
+        table
+            .try_lock(&write(owner, 4 * owner, 4 * owner), cx)
+            .expect("free");
+        wait(&mut table, write(100 + owner, 4 * owner, 4 * owner), cx).expect("taken");
+    }
+    // A piece of nothing would never end: it is of one.
+    for (count, size) in [(0, 1), (1, 1), (7, 7), (u32::MAX, 100)] {
+        for pieces in 1..=100 / size {
+            let mut survey = Survey::new();
+            for _ in 0..pieces {
+                table.survey(&mut survey, count);
+            }
+            let snapshot = survey.into_snapshot();
+            let copied = snapshot.granted.len() + snapshot.waiting.len();
+            assert!(copied <= pieces * size, "{pieces} of {count}: {copied}");
+        }
+    }
+}

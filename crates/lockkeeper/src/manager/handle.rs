@@ -270,8 +270,13 @@ impl FileHandle {
     /// two of them is seen before the change or after it, as in /proc/locks.
     pub fn survey(&self) -> Snapshot {
         let mut survey = Survey::new();
-        while self.file.table.lock().survey(&mut survey, PIECE) {}
-        survey.into_snapshot()
+        loop {
+            survey.reserve(PIECE);
+            let is_more = self.file.table.lock().survey(&mut survey, PIECE);
+            if !is_more {
+                return survey.into_snapshot();
+            }
+        }
     }
 
     /// How often things have happened on this file since its state was made.

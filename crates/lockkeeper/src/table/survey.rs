@@ -26,6 +26,9 @@ pub struct Survey {
     next: u32,
 }
 
+/// The locks that a table keeps in itself are copied beside the first piece.
+const FEW: usize = 2;
+
 #[derive(Clone, Copy, Debug, Default)]
 enum Stage {
     #[default]
@@ -39,6 +42,14 @@ impl Survey {
     /// Nothing copied yet.
     pub fn new() -> Survey {
         Survey::default()
+    }
+
+    /// Makes room for the next `count` places: to be called with the table free,
+    /// so that copying them allocates nothing.
+    pub fn reserve(&mut self, count: u32) {
+        let count = count as usize;
+        self.granted.reserve(count + FEW);
+        self.waiting.reserve(count);
     }
 
     /// The state of the file, as far as it was copied.
@@ -149,8 +160,8 @@ fn key_of(place: Obstacle) -> Option<(bool, u32)> {
 }
 
 impl<T> Table<T> {
-    /// Copies up to `count` more places into `survey`; false when that was the
-    /// rest. The table may change between two calls: see [`Survey`].
+    /// Copies up to `count` more places, at least one, into `survey`; false when
+    /// that was the rest. The table may change between two calls: see [`Survey`].
     pub fn survey(&self, survey: &mut Survey, count: u32) -> bool {
         if let (Stage::Records, 0) = (survey.stage, survey.next) {
             let few = self.few.iter().map(|held| GrantedView {
@@ -171,7 +182,7 @@ impl<T> Table<T> {
 
 impl<T> Locks<T> {
     fn survey(&self, survey: &mut Survey, count: u32) -> bool {
-        let mut left = count;
+        let mut left = count.max(1);
         loop {
             let slots = match survey.stage {
                 Stage::Records => self.records.slots(),
