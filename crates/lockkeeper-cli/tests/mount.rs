@@ -247,6 +247,69 @@ for file in other, held:
 }
 
 #[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn of_servers_that_start_at_once_on_a_mount_point_one_serves_it() {
+    use rustix::process::Signal;
+    let mut place = Place::new();
+    for round in 0..10 {
+        // In every other round a dead mount is there, which one of them removes.
+        let servers: Vec<Child> = (0..4)
+            .map(|_| {
+                place
+                    .command(&["mount", "source", "mnt", "--no-status"])
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .expect("starts")
+            })
+            .collect();
+        place.children.extend(servers);
+        let ended = |place: &mut Place| {
+            let mut ended = 0;
+            for child in &mut place.children {
+                ended += u32::from(child.try_wait().expect("waits").is_some());
+            }
+            ended
+        };
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while ended(&mut place) < 3 {
+            assert!(Instant::now() < deadline, "two serve in round {round}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fs::write(place.path("mnt/f"), "served").expect("the mount is served");
+        assert_eq!(text(&place.path("source/f")), "served");
+        let mounts = text(Path::new("/proc/self/mountinfo"));
+        let mountpoint = place.path("mnt");
+        assert_eq!(
+            mounts
+                .matches(&format!(" {} ", mountpoint.display()))
+                .count(),
+            1,
+            "{mounts}"
+        );
+        for child in place.children.drain(..).collect::<Vec<_>>() {
+            let pid = child.id();
+            let mut child = child;
+            if child.try_wait().expect("waits").is_none() {
+                let how = if round % 2 == 0 {
+                    Signal::KILL
+                } else {
+                    Signal::TERM
+                };
+                place.signal(pid, how);
+                child.wait().expect("ends");
+                continue;
+            }
+            let said = said(&child.wait_with_output().expect("ended"));
+            assert!(
+                said.contains("already a lockkeeper mount") || said.contains("being mounted on"),
+                "{said}"
+            );
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_mounted_is_named() {
     let place = Place::new();
     fs::write(place.path("file"), "").expect("writes");
@@ -255,6 +318,7 @@ fn what_cannot_be_mounted_is_named() {
         (&["mount", "source", "source/mnt"][..], "inside the source"),
         (&["mount", "file", "mnt"], "file is not a folder"),
         (&["mount", "source", "file"], "file is not a folder"),
+        (&["mount", "source", "/"], "root folder"),
         (&["mount", "source", "mnt", "-o", "colour"], "colour"),
         (&["mount", "source", "mnt", "--cache=-1"], "-1"),
         (
@@ -282,7 +346,74 @@ fn what_cannot_be_mounted_is_named() {
             said(&output)
         );
         assert!(!place.is_mounted());
+        for left in ["mnt", "source/mnt"] {
+            assert!(!place.path(left).exists(), "{arguments:?} leaves {left}");
+        }
     }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn what_fails_after_mounting_leaves_nothing() {
+    let place = Place::new();
+    for options in [
+        &["--pid-file", "no/such/folder"][..],
+        &["--status", "/proc/nowhere/sock"],
+    ] {
+        for daemon in [&[][..], &["--daemon"]] {
+            let arguments = [&["mount", "source", "mnt"], options, daemon].concat();
+            let output = place.command(&arguments).output().expect("runs");
+            assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+            assert!(said(&output).contains(options[1]), "{}", said(&output));
+            assert!(!place.is_mounted());
+            let left: Vec<_> = fs::read_dir(place.path("")).expect("lists").collect();
+            assert!(left.is_empty(), "{arguments:?} leaves {left:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn more_files_than_descriptors_are_refused_and_not_waited_for() {
+    const OPEN_MANY: &str = r#"
+import fcntl, os
+opened, refused = [], 0
+for number in range(400):
+    try:
+        file = os.open(f"mnt/{number}", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        opened.append(file)
+    except OSError as error:
+        assert error.errno in (23, 24), error
+        refused += 1
+assert refused and len(opened) > 20, (len(opened), refused)
+for file in opened: os.close(file)
+"#;
+    let place = Place::new();
+    // Without the right to raise it again.
+    let output = Command::new("setpriv")
+        .args(["--bounding-set=-sys_resource", "--inh-caps=-sys_resource"])
+        .args(["prlimit", "--nofile=128:128", PROGRAM])
+        .args(["mount", "source", "mnt", "--status", "sock", "--daemon"])
+        .current_dir(place.path(""))
+        .output()
+        .expect("runs");
+    assert!(output.status.success(), "{}", said(&output));
+    let output = Command::new("timeout")
+        .args(["60", "/usr/bin/python3", "-c", OPEN_MANY])
+        .current_dir(place.path(""))
+        .output()
+        .expect("runs");
+    assert!(output.status.success(), "{}", said(&output));
+    // There is room again.
+    fs::write(place.path("mnt/0"), "x").expect("writes");
+    place.wait_for("no locks", |place| {
+        let output = place
+            .command(&["locks", "mnt", "--noheadings"])
+            .output()
+            .expect("runs");
+        output.status.success() && output.stdout.is_empty()
+    });
 }
 
 #[test]

@@ -33,6 +33,7 @@
 //!
 //!  service      the LockService over lockkeeper's LockManager
 //!  timelines    what is recorded of the files that somebody watches
+//!  turn         of servers that start at once on one mount point, one mounts
 //!  status       the socket over which a listing is asked for; what it says: lockkeeper-watch
 //! ```
 //!
@@ -67,6 +68,7 @@ pub mod status;
 mod sys;
 mod tally;
 mod timelines;
+mod turn;
 #[cfg(test)]
 mod wire_tests;
 mod workers;

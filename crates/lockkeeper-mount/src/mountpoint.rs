@@ -52,9 +52,17 @@ pub enum MountError {
         /// The mount point.
         mountpoint: PathBuf,
     },
+    /// The root folder as the mount point.
+    #[error(
+        "the mount point is the root folder, where no program would see the mount; choose another"
+    )]
+    Root,
     /// Another lockkeeper serves the mount point.
     #[error("{0} is already a lockkeeper mount; unmount it first (umount or fusermount3 -u)")]
     AlreadyMounted(PathBuf),
+    /// Another lockkeeper is about to serve the mount point.
+    #[error("another lockkeeper is being mounted on {0} at this moment")]
+    Taken(PathBuf),
     /// No FUSE device.
     #[error(
         "there is no /dev/fuse: load the kernel module (modprobe fuse), or in a container pass the device \
@@ -106,16 +114,39 @@ pub struct Prepared {
     pub replaced_dead_mount: bool,
 }
 
+impl Prepared {
+    /// Removes the folders that were created, for they are of no use where nothing could be mounted.
+    pub(crate) fn undo(&self) {
+        for folder in self.created.iter().rev() {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
 /// Makes sure that source and mount point are folders, and that nothing dead or recursive is in the way.
 /// Returns both as absolute paths.
 ///
 /// # Errors
-/// [`MountError`], naming the folder.
+/// [`MountError`], naming the folder; none was created then.
 pub fn prepare(
     source: &Path,
     mountpoint: &Path,
 ) -> Result<(PathBuf, PathBuf, Prepared), MountError> {
     let mut prepared = Prepared::default();
+    match prepare_both(source, mountpoint, &mut prepared) {
+        Ok((source, mountpoint)) => Ok((source, mountpoint, prepared)),
+        Err(error) => {
+            prepared.undo();
+            Err(error)
+        }
+    }
+}
+
+fn prepare_both(
+    source: &Path,
+    mountpoint: &Path,
+    prepared: &mut Prepared,
+) -> Result<(PathBuf, PathBuf), MountError> {
     match fs::symlink_metadata(mountpoint).and_then(|_| fs::metadata(mountpoint)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
             let absolute = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.into());
@@ -127,8 +158,11 @@ pub fn prepare(
         }
         _ => {}
     }
-    let source = folder(source, &mut prepared)?;
-    let mountpoint = folder(mountpoint, &mut prepared)?;
+    let source = folder(source, prepared)?;
+    let mountpoint = folder(mountpoint, prepared)?;
+    if mountpoint.parent().is_none() {
+        return Err(MountError::Root);
+    }
     if mountpoint != source && mountpoint.starts_with(&source) {
         return Err(MountError::Recursive {
             source_dir: source,
@@ -141,7 +175,7 @@ pub fn prepare(
     {
         return Err(MountError::AlreadyMounted(mountpoint));
     }
-    Ok((source, mountpoint, prepared))
+    Ok((source, mountpoint))
 }
 
 fn folder(path: &Path, prepared: &mut Prepared) -> Result<PathBuf, MountError> {
@@ -494,10 +528,11 @@ mod tests {
             prepare(&source, &inside),
             Err(MountError::Recursive { .. })
         ));
+        assert!(!source.exists(), "nothing is left of what was refused");
         let outside = temp.path().join("deep/mnt");
         let (_, mountpoint, prepared) = prepare(&source, &outside).expect("prepared");
         assert!(mountpoint.is_absolute() && mountpoint.is_dir());
-        let missing = [temp.path().join("deep"), outside];
+        let missing = [source.clone(), temp.path().join("deep"), outside];
         assert_eq!(prepared.created, missing, "each is named");
         let file = temp.path().join("file");
         fs::write(&file, "").expect("written");

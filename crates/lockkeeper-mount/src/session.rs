@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::caller::CallerProbe;
@@ -13,6 +14,7 @@ use crate::locks::{LockDesk, LockService};
 use crate::mountpoint::{self, Flags, MountError, Prepared, Unmount};
 use crate::reporter::Reporter;
 use crate::server::{Negotiated, Observer, Server};
+use crate::turn::Turn;
 
 /// What to mount, where, and how.
 #[derive(Clone, Debug)]
@@ -60,13 +62,15 @@ impl MountOptions {
     }
 }
 
-/// A mount that is in place and waits to be served by [`run`](Self::run). Dropped, it is unmounted.
+/// A mount that is in place and waits to be served by [`run`](Self::run). Dropped, it is unmounted; if it was
+/// never served, folders that were made for it go, too.
 #[derive(Debug)]
 pub struct Session {
     server: Server,
     reporter: Reporter,
     source: PathBuf,
     prepared: Prepared,
+    served: AtomicBool,
     unmounter: Unmounter,
 }
 
@@ -80,41 +84,12 @@ impl Session {
         service: Arc<dyn LockService>,
     ) -> Result<Session, MountError> {
         raise_descriptor_limit();
+        let _turn = Turn::take(&options.mountpoint)?;
         let (source, mountpoint, prepared) =
             mountpoint::prepare(&options.source, &options.mountpoint)?;
-        // Opened before mounting: the source may be the mount point itself.
-        let root = open_root(&source).map_err(|errno| MountError::Unusable {
-            path: source.clone(),
-            error: errno.into(),
-        })?;
-        let stack_depth = crate::backing::stack_depth(root.as_fd());
-        let flags = Flags {
-            read_only: options.read_only,
-            allow_other: options.allow_other,
-            suid: options.suid,
-            dev: options.dev,
-            exec: options.exec,
-        };
-        let fs_options = FsOptions {
-            read_only: options.read_only,
-            entry_timeout: options.entry_timeout,
-            attr_timeout: options.attr_timeout,
-            direct_io: options.mandatory,
-            passthrough: options.passthrough,
-        };
-        let device = Arc::new(Device::new(mountpoint::mount(
-            &source,
-            &mountpoint,
-            &flags,
-        )?));
+        let (device, fs, stack_depth) =
+            mount_prepared(options, &source, &mountpoint).inspect_err(|_| prepared.undo())?;
         let unmounter = Unmounter { mountpoint };
-        let fs = match PassthroughFs::new(root, device.clone(), fs_options) {
-            Ok(fs) => fs,
-            Err(errno) => {
-                let _ = mountpoint::unmount(&unmounter.mountpoint, Unmount::Lazy);
-                return Err(MountError::Prepare(errno.into()));
-            }
-        };
         let desk = LockDesk::new(service, CallerProbe::default(), device.clone());
         let server = Server::new(device, fs, desk, options.mandatory, stack_depth);
         let reporter = Reporter::new(
@@ -127,6 +102,7 @@ impl Session {
             reporter,
             source,
             prepared,
+            served: AtomicBool::new(false),
             unmounter,
         })
     }
@@ -175,6 +151,7 @@ impl Session {
     /// # Errors
     /// If the device fails.
     pub fn run(&self, ready: impl FnOnce(Negotiated)) -> io::Result<()> {
+        self.served.store(true, Ordering::Relaxed);
         self.server.run(ready).map_err(io::Error::from)
     }
 }
@@ -183,6 +160,45 @@ impl Drop for Session {
     fn drop(&mut self) {
         if self.unmounter.is_mounted() {
             let _ = mountpoint::unmount(&self.unmounter.mountpoint, Unmount::Lazy);
+        }
+        if !self.served.load(Ordering::Relaxed) {
+            self.prepared.undo();
+        }
+    }
+}
+
+/// Mounts where all is prepared; if that fails, nothing is mounted.
+fn mount_prepared(
+    options: &MountOptions,
+    source: &Path,
+    mountpoint: &Path,
+) -> Result<(Arc<Device>, PassthroughFs, u32), MountError> {
+    // Opened before mounting: the source may be the mount point itself.
+    let root = open_root(source).map_err(|errno| MountError::Unusable {
+        path: source.into(),
+        error: errno.into(),
+    })?;
+    let stack_depth = crate::backing::stack_depth(root.as_fd());
+    let flags = Flags {
+        read_only: options.read_only,
+        allow_other: options.allow_other,
+        suid: options.suid,
+        dev: options.dev,
+        exec: options.exec,
+    };
+    let fs_options = FsOptions {
+        read_only: options.read_only,
+        entry_timeout: options.entry_timeout,
+        attr_timeout: options.attr_timeout,
+        direct_io: options.mandatory,
+        passthrough: options.passthrough,
+    };
+    let device = Arc::new(Device::new(mountpoint::mount(source, mountpoint, &flags)?));
+    match PassthroughFs::new(root, device.clone(), fs_options) {
+        Ok(fs) => Ok((device, fs, stack_depth)),
+        Err(errno) => {
+            let _ = mountpoint::unmount(mountpoint, Unmount::Lazy);
+            Err(MountError::Prepare(errno.into()))
         }
     }
 }

@@ -5,11 +5,12 @@
 //! [`sockets_of`] says where the socket of a mount may be.
 
 use std::fs;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use lockkeeper_watch::ask::{AskError, report as ask};
@@ -18,6 +19,12 @@ use lockkeeper_watch::metrics;
 use lockkeeper_watch::report::Report;
 
 use crate::mountpoint::{FS_TYPE, MountEntry, make_folders};
+
+/// How many are answered at once. Who reads slowly takes one of the places, so there must be more than one.
+const ANSWERERS: usize = 4;
+/// How long a reader may pause, and how long he may take for all of it.
+const PAUSE: Duration = Duration::from_secs(5);
+const WHOLE: Duration = Duration::from_secs(20);
 
 /// A listening status socket; the file goes when this is dropped.
 #[derive(Debug)]
@@ -54,13 +61,13 @@ pub fn default_folder() -> PathBuf {
 }
 
 impl StatusSocket {
-    /// Listens at `path` and answers from a thread of its own, each time with what `report` says.
+    /// Listens at `path` and answers from a few threads of its own, each time with what `report` says.
     ///
     /// # Errors
     /// If the socket cannot be made, or a living server has it.
     pub fn listen(
         path: &Path,
-        report: impl Fn() -> Report + Send + 'static,
+        report: impl Fn() -> Report + Send + Sync + 'static,
     ) -> io::Result<StatusSocket> {
         let created = prepare_folder(path)?;
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
@@ -75,22 +82,14 @@ impl StatusSocket {
             }
             fs::remove_file(path)?;
         }
-        let listener = UnixListener::bind(path)?;
+        let shared = Arc::new((UnixListener::bind(path)?, report));
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        let owner = rustix::process::getuid();
-        std::thread::Builder::new()
-            .name("status".into())
-            .spawn(move || {
-                for stream in listener.incoming() {
-                    match stream {
-                        Ok(stream) => answer(&stream, owner, &report),
-                        Err(error) => {
-                            tracing::warn!(%error, "status socket");
-                            std::thread::sleep(Duration::from_millis(100));
-                        }
-                    }
-                }
-            })?;
+        for _ in 0..ANSWERERS {
+            let shared = shared.clone();
+            std::thread::Builder::new()
+                .name("status".into())
+                .spawn(move || answer_all(&shared.0, &shared.1))?;
+        }
         // Whoever removes it may have moved to another folder.
         Ok(StatusSocket {
             path: std::path::absolute(path)?,
@@ -117,7 +116,7 @@ impl StatusSocket {
 
     /// Takes the file away, so that nobody connects any more. Dropping does the same.
     pub fn close(&self) {
-        // The listening thread ends with the process.
+        // The listening threads end with the process.
         let _ = fs::remove_file(&self.path);
         if let Some(link) = &self.link {
             let _ = fs::remove_file(link);
@@ -156,6 +155,40 @@ fn prepare_folder(socket: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(created)
 }
 
+fn answer_all(listener: &UnixListener, report: &impl Fn() -> Report) {
+    let owner = rustix::process::getuid();
+    for stream in listener.incoming() {
+        match stream {
+            Ok(stream) => answer(&stream, owner, report),
+            Err(error) => {
+                tracing::warn!(%error, "status socket");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Writes to somebody who may be slow, but not for ever.
+struct Patient<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_write_timeout(Some(left.min(PAUSE)))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> Report) {
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd());
     match peer {
@@ -163,32 +196,29 @@ fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -
         Ok(peer) => return tracing::warn!(uid = peer.uid.as_raw(), "refused on the status socket"),
         Err(errno) => return tracing::warn!(%errno, "cannot tell who asks on the status socket"),
     }
-    // Somebody who does not read must not keep the thread.
-    let written = stream
-        .set_write_timeout(Some(Duration::from_secs(5)))
-        .and_then(|()| asked(stream))
-        .and_then(|line| {
-            let mut writer = BufWriter::new(stream);
-            match Question::of_line(&line) {
-                Some(Question::Report) => {
-                    serde_json::to_writer(&mut writer, &report())?;
-                    writer.write_all(b"\n")?;
-                }
-                Some(Question::Metrics) => {
-                    writer.write_all(metrics::render(&report()).as_bytes())?;
-                }
-                None => {
-                    let known = [Question::Report, Question::Metrics].map(Question::word);
-                    let error = format!("cannot tell {line:?}; known are {}", known.join(", "));
-                    serde_json::to_writer(&mut writer, &serde_json::json!({ "error": error }))?;
-                    writer.write_all(b"\n")?;
-                }
-            }
-            writer.flush()
-        });
+    let written = asked(stream).and_then(|line| {
+        let text = text_for(&line, report)?;
+        let deadline = Instant::now() + WHOLE;
+        Patient { stream, deadline }.write_all(&text)
+    });
     if let Err(error) = written {
         tracing::debug!(%error, "status reader went away");
     }
+}
+
+/// The answer to that line.
+fn text_for(line: &str, report: &impl Fn() -> Report) -> io::Result<Vec<u8>> {
+    let mut text = match Question::of_line(line) {
+        Some(Question::Report) => serde_json::to_vec(&report())?,
+        Some(Question::Metrics) => return Ok(metrics::render(&report()).into_bytes()),
+        None => {
+            let known = [Question::Report, Question::Metrics].map(Question::word);
+            let error = format!("cannot tell {line:?}; known are {}", known.join(", "));
+            serde_json::to_vec(&serde_json::json!({ "error": error }))?
+        }
+    };
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// The line that the client has sent, if it sends any.
@@ -279,6 +309,38 @@ mod tests {
         assert!(matches!(ask(&path), Err(AskError::NoSocket(_))));
         drop(UnixListener::bind(&path).expect("stale socket"));
         assert!(matches!(ask(&path), Err(AskError::Dead(_))));
+    }
+
+    #[test]
+    fn slow_readers_hold_up_nobody_and_lose_nothing() {
+        let temp = tempfile::tempdir().expect("temp folder");
+        let path = temp.path().join("status.sock");
+        // More than a socket takes while nobody reads.
+        let report = || Report {
+            version: VERSION,
+            source: "a".repeat(4 << 20).into(),
+            ..Report::default()
+        };
+        let _socket = StatusSocket::listen(&path, report).expect("listens");
+        let slow: Vec<UnixStream> = (1..ANSWERERS)
+            .map(|_| {
+                let mut stream = UnixStream::connect(&path).expect("connects");
+                stream.write_all(b"report\n").expect("writes");
+                // What has begun to come is being answered.
+                stream.read_exact(&mut [0]).expect("reads");
+                stream
+            })
+            .collect();
+        assert_eq!(ask(&path).expect("answers"), report());
+        for mut stream in slow {
+            let mut rest = String::new();
+            stream.read_to_string(&mut rest).expect("reads");
+            // Had they been waited for, they would have been cut off first.
+            assert_eq!(
+                format!("{{{rest}").trim_end(),
+                serde_json::to_string(&report()).expect("written")
+            );
+        }
     }
 
     #[test]

@@ -544,8 +544,14 @@ fn hostile_message() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
+/// How many cases to run: `LOCKKEEPER_PROPTEST_CASES`, if it is set.
+fn cases(usual: u32) -> u32 {
+    std::env::var("LOCKKEEPER_PROPTEST_CASES")
+        .map_or(usual, |cases| cases.parse().expect("a number of cases"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(cases(64)))]
 
     /// Whatever comes, the server serves the next request.
     #[test]

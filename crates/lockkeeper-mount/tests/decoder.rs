@@ -124,8 +124,14 @@ fn data_shorter_than_announced_is_refused() {
     );
 }
 
+/// How many cases to run: `LOCKKEEPER_PROPTEST_CASES`, if it is set.
+fn cases(usual: u32) -> u32 {
+    std::env::var("LOCKKEEPER_PROPTEST_CASES")
+        .map_or(usual, |cases| cases.parse().expect("a number of cases"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #![proptest_config(ProptestConfig::with_cases(cases(4096)))]
 
     /// Bytes of any sort.
     #[test]

@@ -460,6 +460,37 @@ fn no_user_gets_at_what_the_source_denies_him() {
                 "mkdir d; chmod 1777 d; echo x > d/f",
                 "rm -f d/f; mv d/f d/g; echo y > d/own; rm d/own; ls d",
             ),
+            (
+                1001,
+                "",
+                "mkdir d; chmod 1777 d; echo x > d/f; chmod 666 d/f; mkfifo -m 666 d/p",
+                "echo y > d/f; cat d/f; echo z >> d/f; true <> d/p",
+            ),
+            (
+                1001,
+                "2000",
+                "mkdir d; chgrp 2000 d; chmod 1770 d; echo x > d/f; chown 1002 d/f; mkdir d/g; chown 1002 d/g",
+                "rm -f d/f; mv d/f d/h; rmdir d/g; mv d/g d/i; ln d/f d/k; ls d",
+            ),
+            (
+                1001,
+                "",
+                "mkdir d e; chmod 1777 d; chmod 777 e; mkdir d/o e/o; chown 1001 d/o; chown 1002 e/o",
+                "mv d/o e/own; mv e/o d/; mv -T d/o e/o; ls d e",
+            ),
+            // What only a supplementary group allows, the last of them.
+            (
+                1001,
+                "3000,4000,2000",
+                "mkdir d; chgrp 2000 d; chmod 2770 d; echo x > d/o; chmod 640 d/o",
+                "cd d; umask 007; cat o; echo y > f; mkdir g; mv o g/; rm g/o; ln f h; chgrp 4000 f; chgrp 5000 f; stat -c '%n %A %u %g' * g",
+            ),
+            (
+                1001,
+                "3000",
+                "mkdir d; chgrp 2000 d; chmod 2770 d; echo x > d/o",
+                "cat d/o; echo y > d/f; mkdir d/g; rm -f d/o; ls d",
+            ),
             // New files: owner, group, umask, set-group-id folders.
             (
                 1001,

@@ -65,6 +65,11 @@ impl PassthroughFs {
             && !self.room.making.swap(true, Ordering::AcqRel)
     }
 
+    /// Whether the kernel might forget some: it keeps those of open files.
+    fn has_unused(&self) -> bool {
+        self.inodes.len().saturating_sub(self.handles.len()) > self.room.limit / 16
+    }
+
     /// Asks the kernel to forget the inodes it has known longest. On a worker only.
     pub fn make_room(&self) {
         let target = self.room.limit / 2;
@@ -82,7 +87,7 @@ impl PassthroughFs {
         self.room.making.store(false, Ordering::Release);
     }
 
-    /// Waits, within reason, until there is room for one more inode. On a worker only.
+    /// Waits, within reason, until there is room for one more inode or none is to be made. On a worker only.
     pub(super) fn wait_for_room(&self) {
         let prunes = self.room.prunes.load(Ordering::Relaxed);
         let patience = if prunes {
@@ -90,7 +95,7 @@ impl PassthroughFs {
         } else {
             PATIENCE_OLD_KERNEL
         };
-        self.wait_until(|| !self.is_crowded(), patience);
+        self.wait_until(|| !self.is_crowded() || !self.has_unused(), patience);
     }
 
     fn wait_until(&self, done: impl Fn() -> bool, patience: Duration) {
