@@ -11,7 +11,7 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
     /// A folder that tasks are to lock files in cannot be used.
-    #[error("cannot use {}: {source}", path.display())]
+    #[error("cannot use {}", path.display())]
     Place {
         /// The folder.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum Error {
         why: String,
     },
     /// A file cannot be read or written.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}", path.display())]
     File {
         /// `read` or `write`.
         what: &'static str,
@@ -66,7 +66,7 @@ pub enum Error {
     #[error("cannot draw: {0}")]
     Drawing(String),
     /// The system refused something that every run needs.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}")]
     System {
         /// What was tried.
         what: &'static str,
@@ -83,4 +83,26 @@ impl Error {
             source: source.into(),
         }
     }
+
+    /// For `map_err` on what starts processes.
+    pub(crate) fn start(what: &'static str) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::System {
+            what,
+            source: explained(source),
+        }
+    }
+}
+
+/// The same, with what to do where tasks are too many for the system.
+pub(crate) fn explained(error: io::Error) -> io::Error {
+    let advice = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "fewer tasks, or a higher limit of open files (ulimit -n)"
+        }
+        Some(libc::EAGAIN | libc::ENOMEM) => {
+            "fewer tasks, or a higher limit of processes and threads (ulimit -u, pids.max) or memory"
+        }
+        _ => return error,
+    };
+    io::Error::other(format!("{error}: {advice}"))
 }

@@ -1,9 +1,10 @@
 //! The result: what a run measured, as a file that later runs are compared with (docs/bench.md).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,13 +13,20 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::load::{Level, Load};
 use crate::machine::Machine;
-use crate::model::Model;
+use crate::model::{CORES, Model};
+use crate::tasks::MOST_TASKS;
 
 /// What the field `format` says.
 pub const FORMAT: &str = "lockkeeper-bench";
 
 /// What the field `version` says. It is raised when a reader of the old one would misunderstand a file.
 pub const VERSION: u32 = 1;
+
+/// What a metric can be, if it is not 0: from a wake-up in a year's releases to a century in nanoseconds.
+const MEASURABLE: RangeInclusive<f64> = 1e-17..=1e19;
+
+/// More than any run has.
+const MOST_CELLS: usize = 100_000;
 
 /// A result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,7 +176,52 @@ impl ResultFile {
                  use the lockkeeper that wrote it"
             ));
         }
-        serde_json::from_value(value).map_err(|error| format!("is a broken result: {error}"))
+        let result: ResultFile = serde_json::from_value(value)
+            .map_err(|error| format!("is a broken result: {error}"))?;
+        match result.fault() {
+            Some(fault) => Err(format!("is a broken result: {fault}")),
+            None => Ok(result),
+        }
+    }
+
+    /// What no run could have written.
+    fn fault(&self) -> Option<String> {
+        if self.results.len() > MOST_CELLS {
+            return Some(format!(
+                "{} results, and {MOST_CELLS} at most",
+                self.results.len()
+            ));
+        }
+        let designs = self.model.iter().flat_map(|model| &model.designs);
+        if designs
+            .clone()
+            .any(|design| design.ops.len() != CORES.len())
+        {
+            return Some("a model of other numbers of cores".to_owned());
+        }
+        let mut seen = HashSet::new();
+        self.results.iter().find_map(|cell| {
+            let what = format!("{} on {}", cell.what(), cell.target);
+            let words = [&cell.target, &cell.call, &cell.served_by, &cell.work];
+            if words.iter().any(|word| word.chars().any(char::is_control)) {
+                // Which a terminal would obey.
+                return Some(format!("{what:?} has control characters"));
+            }
+            if !(1..=MOST_TASKS).contains(&cell.tasks) {
+                return Some(format!("{what}: {} tasks", cell.tasks));
+            }
+            let bad = cell.metrics.iter().find(|(_, values)| {
+                values.is_empty()
+                    || values
+                        .iter()
+                        .any(|value| *value != 0.0 && !MEASURABLE.contains(value))
+            });
+            if let Some((name, values)) = bad {
+                return Some(format!("{what}: {name:?} is {values:?}"));
+            }
+            let is_new = seen.insert((cell.load, cell.level, cell.tasks, cell.held, &cell.target));
+            (!is_new).then(|| format!("{what} is there twice"))
+        })
     }
 
     /// The text of the file.
@@ -179,56 +232,91 @@ impl ResultFile {
 
 /// A file to be written at the end, of which it is known at the beginning that it can be.
 pub struct Output {
-    temporary: tempfile::NamedTempFile,
-    path: PathBuf,
+    /// What the user called it.
+    name: PathBuf,
+    /// Where it really is: behind symbolic links, which stay.
+    place: PathBuf,
 }
 
 impl Output {
-    /// Makes a temporary file beside `path`, whose place it takes when it is complete.
+    /// Looks whether a file can be made beside `path`. None is left: a run that is killed leaves nothing.
     ///
     /// # Errors
-    /// The folder cannot be written in, or `path` is a folder.
+    /// The folder cannot be written in, or something at `path` is no regular file.
     pub fn prepare(path: &Path) -> Result<Output, Error> {
         let failed = |source| Error::File {
             what: "write",
             path: path.to_owned(),
             source,
         };
-        if path.is_dir() {
-            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
+        let place = behind_links(path).map_err(failed)?;
+        match place.metadata() {
+            Ok(there) if there.is_dir() => {
+                return Err(failed(std::io::ErrorKind::IsADirectory.into()));
+            }
+            // Its place would be taken, be it /dev/null.
+            Ok(there) if !there.is_file() => {
+                return Err(Error::Refused(format!(
+                    "{} is no regular file; `--json` prints a result",
+                    path.display()
+                )));
+            }
+            _ => {}
         }
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
+        let output = Output {
+            name: path.to_owned(),
+            place,
         };
-        let temporary = tempfile::Builder::new()
+        output.temporary().map_err(failed)?;
+        Ok(output)
+    }
+
+    fn temporary(&self) -> std::io::Result<tempfile::NamedTempFile> {
+        let mode = self.place.metadata().map_or(0o666, |there| there.mode());
+        tempfile::Builder::new()
             .prefix(".lockkeeper-bench-")
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(failed)?;
-        Ok(Output {
-            temporary,
-            path: path.to_owned(),
-        })
+            .permissions(fs::Permissions::from_mode(mode & 0o777))
+            .tempfile_in(folder_of(&self.place))
     }
 
     /// Writes the file, whole.
     ///
     /// # Errors
     /// What the file system said; nothing has changed then.
-    pub fn commit(mut self, content: &[u8]) -> Result<(), Error> {
-        let path = self.path;
-        let failed = |source| Error::File {
-            what: "write",
-            path: path.clone(),
-            source,
+    pub fn commit(self, content: &[u8]) -> Result<(), Error> {
+        let write = || {
+            let mut temporary = self.temporary()?;
+            temporary.write_all(content)?;
+            temporary.persist(&self.place)?;
+            Ok(())
         };
-        self.temporary.write_all(content).map_err(failed)?;
-        self.temporary
-            .persist(&path)
-            .map_err(|error| failed(error.error))?;
-        Ok(())
+        write().map_err(|source| Error::File {
+            what: "write",
+            path: self.name.clone(),
+            source,
+        })
     }
+}
+
+/// The folder that something is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Where a path leads, whether or not there is anything.
+pub(crate) fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
+    // As many as Linux follows.
+    let mut path = path.to_owned();
+    for _ in 0..40 {
+        match path.read_link() {
+            Ok(target) => path = folder_of(&path).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(rustix::io::Errno::LOOP.into())
 }
 
 #[cfg(test)]
@@ -270,7 +358,9 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_no_result_is_refused_with_the_reason() {
-        let good = result(&[]).to_json();
+        let mut twice = result(&[("ops", &[12.5])]);
+        let good = twice.to_json();
+        twice.results.push(twice.results[0].clone());
         for (text, said) in [
             (String::new(), "is not JSON"),
             ("ops: 12".into(), "is not JSON"),
@@ -291,6 +381,20 @@ pub(crate) mod tests {
                 "is a broken result",
             ),
             (good.replace("\"lock2\"", "\"lock9\""), "is a broken result"),
+            (good.replace("\"tasks\": 2", "\"tasks\": 0"), "0 tasks"),
+            (good.replace("\"tasks\": 2", "\"tasks\": -2"), "broken"),
+            (good.replace("12.5", "-1"), "\"ops\" is [-1.0]"),
+            (good.replace("12.5", "1e20"), "\"ops\" is"),
+            (good.replace("12.5", "1e-320"), "\"ops\" is"),
+            (good.replace("12.5", "1e400"), "number out of range"),
+            (good.replace("12.5", "NaN"), "is not JSON"),
+            (good.replace("12.5", "null"), "broken"),
+            (good.replace("12.5", ""), "\"ops\" is []"),
+            (
+                good.replace("\"library\"", "\"\\u001b[2J\""),
+                "control characters",
+            ),
+            (twice.to_json(), "is there twice"),
         ] {
             let refused = ResultFile::parse(&text).expect_err(said);
             assert!(refused.contains(said), "{said}: {refused}");
@@ -318,6 +422,19 @@ pub(crate) mod tests {
         output.commit(b"all").expect("written");
         assert_eq!(fs::read(&path).expect("readable"), b"all");
         assert_eq!(count(), 1);
+        let link = folder.path().join("link");
+        for (target, there) in [("out.json", "out.json"), ("new.json", "new.json")] {
+            std::os::unix::fs::symlink(target, &link).expect("made");
+            let output = Output::prepare(&link).expect("a place");
+            output.commit(there.as_bytes()).expect("written");
+            let written = fs::read_to_string(folder.path().join(there)).expect("readable");
+            assert_eq!(written, there, "what a link names is written");
+            fs::remove_file(&link).expect("the link is there still");
+        }
+        std::os::unix::fs::symlink("link", &link).expect("made");
+        assert!(Output::prepare(&link).is_err(), "a loop");
+        let device = Output::prepare(Path::new("/dev/null"));
+        assert!(device.is_err(), "whose place would be taken");
         assert!(Output::prepare(folder.path()).is_err(), "a folder");
         assert!(Output::prepare(&folder.path().join("none/out")).is_err());
     }

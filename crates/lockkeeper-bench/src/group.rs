@@ -15,6 +15,7 @@ use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::board::Board;
+use crate::error::explained;
 use crate::load::{FairnessSetting, Level, Load};
 use crate::sys::{self, SharedBoard, Usage};
 use crate::{on_kernel, on_library};
@@ -443,10 +444,17 @@ fn gather(all: Vec<io::Result<Done>>) -> io::Result<GroupReport> {
     Ok(report)
 }
 
+fn explain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => explained(io::Error::from_raw_os_error(errno)).to_string(),
+        None => error.to_string(),
+    }
+}
+
 /// Says what went wrong and ends the process, of which other threads may wait for ever.
 fn report_failure(board: &Board, error: &io::Error) -> ! {
     let report = GroupReport {
-        error: Some(error.to_string()),
+        error: Some(explain(error)),
         ..GroupReport::default()
     };
     // Before the parent looks: it reads what is there when it learns of the failure.

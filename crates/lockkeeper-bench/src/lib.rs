@@ -14,7 +14,9 @@
 pub mod board;
 pub mod cache_lines;
 pub mod compare;
+pub mod errand;
 pub mod error;
+pub mod folder;
 pub mod format;
 pub mod group;
 pub mod load;
@@ -23,6 +25,7 @@ pub mod metric;
 pub mod model;
 pub mod on_kernel;
 pub mod on_library;
+mod pipe;
 pub mod plot;
 pub mod report;
 pub mod run;

@@ -28,6 +28,14 @@ pub fn file_of(load: Load, folder: &Path, task: u32) -> PathBuf {
     }
 }
 
+/// The names of the files of a load.
+pub fn files_of(load: Load, tasks: u32) -> Vec<String> {
+    match load {
+        Load::Lock1 => (0..tasks).map(|task| format!("file-{task}")).collect(),
+        _ => vec!["file".to_owned()],
+    }
+}
+
 /// The call that tasks make on a file system, as results name it.
 pub fn call(load: Load, level: Level) -> &'static str {
     match (load, level) {

@@ -78,6 +78,15 @@ pub struct Panel {
     pub curves: Vec<Curve>,
 }
 
+impl Panel {
+    fn has_bands(&self) -> bool {
+        let spreads = |(_, [least, _, greatest]): &(f64, [f64; 3])| least < greatest;
+        self.curves
+            .iter()
+            .any(|curve| curve.style == Style::Solid && curve.points.iter().any(spreads))
+    }
+}
+
 /// Panels side by side, with a heading and a legend.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -92,6 +101,8 @@ pub struct Row {
 const WIDTH: u32 = 1180;
 const ROW_HEIGHT: u32 = 430;
 const STRIP: u32 = 62;
+/// What a picture has room for, and memory.
+const MOST_ROWS: usize = 40;
 
 /// The rows of a result: one for each load, kind of task and number of held ranges.
 pub fn rows_of(result: &ResultFile) -> Vec<Row> {
@@ -190,6 +201,7 @@ fn spread(values: &[f64]) -> Option<[f64; 3]> {
 /// # Errors
 /// There is nothing to draw, or the drawing failed.
 pub fn svg(rows: &[Row]) -> Result<String, Error> {
+    check(rows)?;
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, size(rows, 1)).into_drawing_area();
@@ -203,6 +215,7 @@ pub fn svg(rows: &[Row]) -> Result<String, Error> {
 /// # Errors
 /// There is nothing to draw, or the drawing or the packing failed.
 pub fn png(rows: &[Row]) -> Result<Vec<u8>, Error> {
+    check(rows)?;
     // The drawing crate writes PNG to paths alone.
     let failed = |error: std::io::Error| Error::Drawing(error.to_string());
     let folder = tempfile::tempdir().map_err(failed)?;
@@ -264,6 +277,19 @@ fn drawing(error: impl std::fmt::Display) -> Error {
     Error::Drawing(error.to_string())
 }
 
+fn check(rows: &[Row]) -> Result<(), Error> {
+    if rows.is_empty() {
+        return Err(Error::Drawing("the result has nothing to show".to_owned()));
+    }
+    if rows.len() > MOST_ROWS {
+        return Err(Error::Refused(format!(
+            "{} rows of panels are no picture: choose with `--load` and `--as`, {MOST_ROWS} at most",
+            rows.len()
+        )));
+    }
+    Ok(())
+}
+
 type Area<'a, B> = DrawingArea<B, Shift>;
 
 fn register_face() -> Result<(), Error> {
@@ -283,13 +309,27 @@ fn register_face() -> Result<(), Error> {
 
 fn draw<B: DrawingBackend>(root: &Area<'_, B>, rows: &[Row], scale: u32) -> Result<(), Error> {
     register_face()?;
-    if rows.is_empty() {
-        return Err(Error::Drawing("the result has nothing to show".to_owned()));
-    }
     for (row, area) in rows.iter().zip(root.split_evenly((rows.len(), 1))) {
         draw_row(&area, row, scale)?;
     }
     root.present().map_err(drawing)
+}
+
+/// A name, shortened in its middle until it fits.
+fn fitting(name: &str, fits: impl Fn(&str) -> Result<bool, Error>) -> Result<String, Error> {
+    let letters: Vec<char> = name.chars().collect();
+    let mut shown = name.to_owned();
+    let mut kept = letters.len();
+    while kept > 0 && !fits(&shown)? {
+        kept -= 1;
+        let (head, tail) = (kept.div_ceil(2), letters.len() - kept / 2);
+        shown = letters[..head]
+            .iter()
+            .chain(&['…'])
+            .chain(&letters[tail..])
+            .collect();
+    }
+    Ok(shown)
 }
 
 fn text_style(size: u32, scale: u32) -> TextStyle<'static> {
@@ -305,7 +345,15 @@ fn draw_row<B: DrawingBackend>(area: &Area<'_, B>, row: &Row, scale: u32) -> Res
         .map_err(drawing)?;
     let label = text_style(15, scale).pos(Pos::new(HPos::Left, VPos::Center));
     let (mut x, y) = (24 * s, 48 * s);
+    let has_bands = row.panels.iter().any(Panel::has_bands);
+    // What is beside the names: a sample of the line each, and the word on bands.
+    let beside = 62 * row.legend.len() as i32 + if has_bands { 240 } else { 24 };
+    let room = (WIDTH as i32 - beside).max(0) * s / row.legend.len().max(1) as i32;
     for (colour, style, name) in &row.legend {
+        let name = &fitting(name, |name| {
+            let size = strip.estimate_text_size(name, &label).map_err(drawing)?;
+            Ok(size.0 as i32 <= room)
+        })?;
         let colour = COLOURS[colour % COLOURS.len()];
         let middle = (x + 14 * s, y);
         if *style != Style::Points {
@@ -322,6 +370,12 @@ fn draw_row<B: DrawingBackend>(area: &Area<'_, B>, row: &Row, scale: u32) -> Res
             .map_err(drawing)?;
         let (width, _) = strip.estimate_text_size(name, &label).map_err(drawing)?;
         x += 36 * s + width as i32 + 26 * s;
+    }
+    if has_bands {
+        let text = "bands: least to greatest";
+        strip
+            .draw(&Text::new(text, (x, y), label))
+            .map_err(drawing)?;
     }
     for (panel, area) in row
         .panels
@@ -404,7 +458,7 @@ impl Axis {
         if most <= 0.0 || most <= 8.0 * least {
             let top = if most > 0.0 { most * 1.08 } else { 1.0 };
             let step = nice_step(top / 5.0);
-            let ticks = (0..)
+            let ticks = (0..20)
                 .map(|n| f64::from(n) * step)
                 .take_while(|&tick| tick < top);
             return Axis {
@@ -512,7 +566,10 @@ fn draw_panel<B: DrawingBackend>(
         .label_style(text_style(14, scale))
         .axis_desc_style(text_style(15, scale))
         .x_desc(panel.x_label.clone())
-        .y_desc(panel.y_label.clone())
+        .y_desc(match y_axis.is_log {
+            true => format!("{} (log)", panel.y_label),
+            false => panel.y_label.clone(),
+        })
         .x_label_formatter(&|place| format!("{}", x_axis.value(*place).round()))
         .y_label_formatter(&|place| match unit {
             Unit::Number => number(y_axis.value(*place)),
@@ -590,6 +647,8 @@ mod tests {
             &[0.0, 0.0],
             &[3.0],
             &[0.0, 7e3],
+            &[1e-300],
+            &[1e19],
         ] {
             let axis = Axis::of_values(values);
             assert!(axis.ticks.len() >= 2, "{values:?}: {:?}", axis.ticks);
@@ -628,5 +687,19 @@ mod tests {
         assert!(png(&rows).expect("drawn").starts_with(b"\x89PNG"));
         assert!(for_file(&rows, Path::new("plot.gif")).is_err());
         assert!(super::svg(&[]).is_err(), "nothing to show");
+        let many = vec![rows[0].clone(); MOST_ROWS + 1];
+        assert!(super::png(&many).is_err(), "more than memory has room for");
+    }
+
+    #[test]
+    fn a_long_name_is_shortened_in_its_middle() {
+        for (name, room, expected) in [
+            ("kernel", 6, "kernel"),
+            ("mount /a/very/long/way", 11, "mount…g/way"),
+            ("kernel", 1, "…"),
+        ] {
+            let fits = |shown: &str| Ok(shown.chars().count() <= room);
+            assert_eq!(fitting(name, fits).expect("measured"), expected);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockkeeper::Fairness;
 
 use crate::error::Error;
-use crate::format::{Cell, ResultFile, Settings};
+use crate::format::{Cell, ResultFile, Settings, behind_links, folder_of};
 use crate::load::{FairnessSetting, Level, Load};
 use crate::machine::cpus_allowed;
 use crate::model::{Model, model};
@@ -88,8 +88,8 @@ impl Request {
 /// What `bench model` measures: as little as it needs.
 pub fn plan_of_model(settings: &Settings, answer_within: Duration) -> Plan {
     Plan {
-        loads: vec![Load::Lock1, Load::Lock2, Load::Herd],
-        levels: vec![Level::Threads],
+        loads: vec![Load::Lock1, Load::Lock2],
+        levels: vec![Level::Processes],
         tasks: vec![1, 2],
         targets: vec![default_library(), Target::Kernel(TMPFS.into())],
         held: vec![0],
@@ -98,77 +98,89 @@ pub fn plan_of_model(settings: &Settings, answer_within: Duration) -> Plan {
     }
 }
 
-/// The folder of a report, made beside its place and moved there when it is complete.
+/// The folder of a report, made beside its place at the end, and moved there when it is complete.
 pub struct Folder {
-    temporary: tempfile::TempDir,
-    path: PathBuf,
+    /// What the user called it.
+    name: PathBuf,
+    /// Where it really is: behind symbolic links, which stay.
+    place: PathBuf,
     may_replace: bool,
 }
 
 impl Folder {
-    /// Makes the temporary folder.
+    /// Looks whether a folder can be made there. None is left: a run that is killed leaves nothing.
     ///
     /// # Errors
     /// There is something at `path` (with `force`: that is no report), or nothing can be made beside it.
     pub fn prepare(path: &Path, force: bool) -> Result<Folder, Error> {
-        if path.symlink_metadata().is_ok() {
+        let failed = |source| Error::File {
+            what: "write",
+            path: path.to_owned(),
+            source,
+        };
+        let folder = Folder {
+            name: path.to_owned(),
+            place: behind_links(path).map_err(failed)?,
+            may_replace: force,
+        };
+        if folder.place.symlink_metadata().is_ok() {
             if !force {
                 return Err(Error::Refused(format!(
                     "{} is there already: name another folder, or replace it with `--force`",
                     path.display()
                 )));
             }
-            if !is_report(path) {
+            if !is_report(&folder.place) {
                 return Err(Error::Refused(format!(
                     "{} is not a report alone, and is not replaced",
                     path.display()
                 )));
             }
         }
-        let beside = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let temporary = tempfile::Builder::new()
+        folder.temporary().map_err(failed)?;
+        Ok(folder)
+    }
+
+    fn temporary(&self) -> std::io::Result<tempfile::TempDir> {
+        tempfile::Builder::new()
             .prefix(".lockkeeper-bench-")
             .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777))
-            .tempdir_in(beside)
-            .map_err(|source| Error::File {
-                what: "write",
-                path: path.to_owned(),
-                source,
-            })?;
-        Ok(Folder {
-            temporary,
-            path: path.to_owned(),
-            may_replace: force,
-        })
+            .tempdir_in(folder_of(&self.place))
     }
 
     /// Writes the report and moves it to its place.
     ///
     /// # Errors
-    /// What the file system said; nothing is at the place then that was not before.
+    /// What the file system said; then everything is as it was.
     pub fn commit(self, result: &ResultFile) -> Result<(), Error> {
-        let failed = |source| Error::File {
-            what: "write",
-            path: self.path.clone(),
-            source,
-        };
-        let inside = self.temporary.path();
-        fs::write(inside.join(RESULT), result.to_json()).map_err(failed)?;
-        fs::write(inside.join(PAGE), page(result)?).map_err(failed)?;
-        if self.may_replace && self.path.exists() {
-            // Looked at again: a run takes minutes.
-            if !is_report(&self.path) {
-                return Err(failed(std::io::ErrorKind::AlreadyExists.into()));
-            }
-            fs::remove_dir_all(&self.path).map_err(failed)?;
+        let page = page(result)?;
+        self.put(&page, &result.to_json())
+            .map_err(|source| Error::File {
+                what: "write",
+                path: self.name.clone(),
+                source,
+            })
+    }
+
+    fn put(&self, page: &str, json: &str) -> std::io::Result<()> {
+        let temporary = self.temporary()?;
+        let inside = temporary.path().join("new");
+        fs::create_dir(&inside)?;
+        fs::write(inside.join(RESULT), json)?;
+        fs::write(inside.join(PAGE), page)?;
+        if self.place.symlink_metadata().is_err() {
+            return fs::rename(&inside, &self.place);
         }
-        fs::rename(inside, &self.path).map_err(failed)?;
-        // It is no longer where it would be removed.
-        let _ = self.temporary.keep();
-        Ok(())
+        // Looked at again: a run takes minutes.
+        if !self.may_replace || !is_report(&self.place) {
+            return Err(std::io::ErrorKind::AlreadyExists.into());
+        }
+        // The old one goes with the temporary folder.
+        let old = temporary.path().join("old");
+        fs::rename(&self.place, &old)?;
+        fs::rename(&inside, &self.place).inspect_err(|_| {
+            let _ = fs::rename(&old, &self.place);
+        })
     }
 }
 
@@ -455,7 +467,17 @@ mod tests {
             ResultFile::load(&path.join(RESULT)).expect("readable"),
             result
         );
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink("report", &link).expect("made");
+        let folder = Folder::prepare(&link, true).expect("a report may be replaced");
+        folder.commit(&result).expect("written");
+        assert!(link.is_symlink() && is_report(&path) && !path.is_symlink());
+        fs::remove_file(link).expect("it is there");
+        assert_eq!(names(), 1);
+        let folder = Folder::prepare(&path, true).expect("a report may be replaced");
         fs::write(path.join("notes"), "mine").expect("written");
+        assert!(folder.commit(&result).is_err(), "meanwhile it is no report");
+        assert!(path.join("notes").exists() && names() == 1);
         assert!(
             Folder::prepare(&path, true).is_err(),
             "holds what is not ours"

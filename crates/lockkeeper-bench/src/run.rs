@@ -5,9 +5,10 @@
 //! throughput is measured, and each lock call is timed while waits are.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +20,13 @@ use rustix::fs::MemfdFlags;
 
 use crate::board::{Board, GO, MEASURE, STOP, Word};
 use crate::error::Error;
+use crate::folder::Folder;
 use crate::format::{Cell, ResultFile, Settings, mean};
 use crate::group::{Group, GroupReport, HelperReport, LibraryReport, Side, TaskReport, histogram};
 use crate::load::{FairnessSetting, Level, Load};
 use crate::machine::cpus_allowed;
-use crate::on_kernel::file_of;
+use crate::on_kernel::files_of;
+use crate::pipe::read_line;
 use crate::sys::SharedBoard;
 use crate::target::{Probed, Target, probe};
 
@@ -34,8 +37,8 @@ pub struct Program {
     pub path: PathBuf,
     /// The hidden command that is [`group::main`](crate::group::main).
     pub group_command: String,
-    /// The hidden command that is [`target::probe_main`](crate::target::probe_main).
-    pub probe_command: String,
+    /// The hidden command that is [`errand::main`](crate::errand::main).
+    pub errand_command: String,
 }
 
 /// What to measure.
@@ -127,6 +130,14 @@ impl Plan {
         if !(0.001..=3600.0).contains(&seconds) || !(0.0..=3600.0).contains(&warm_up) {
             return refuse("a turn is measured for 0.001 to 3600 seconds");
         }
+        for target in &self.targets {
+            if target
+                .folder()
+                .is_some_and(|folder| folder.to_str().is_none())
+            {
+                return refuse("a folder whose name is no UTF-8 text cannot be named in a result");
+            }
+        }
         for row in self.rows() {
             for target in &self.targets {
                 if let Some(said) = target.refusal(row.load, row.level, row.tasks) {
@@ -147,11 +158,24 @@ pub fn run(
     plan: &Plan,
     program: &Program,
     stop: &AtomicBool,
+    progress: impl FnMut(&str),
+) -> Result<ResultFile, Error> {
+    run_all(plan, program, stop, progress).map_err(|error| match stop.load(Ordering::Relaxed) {
+        // Whatever else happened because of it.
+        true => Error::Interrupted,
+        false => error,
+    })
+}
+
+fn run_all(
+    plan: &Plan,
+    program: &Program,
+    stop: &AtomicBool,
     mut progress: impl FnMut(&str),
 ) -> Result<ResultFile, Error> {
     plan.check()?;
     raise_file_limit();
-    let probed = probe_all(plan, program)?;
+    let probed = probe_all(plan, program, stop)?;
     let runner = Runner {
         plan,
         program,
@@ -194,14 +218,18 @@ pub(crate) fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-fn probe_all(plan: &Plan, program: &Program) -> Result<Vec<Option<Probed>>, Error> {
+fn probe_all(
+    plan: &Plan,
+    program: &Program,
+    stop: &AtomicBool,
+) -> Result<Vec<Option<Probed>>, Error> {
     let mut all = Vec::new();
     for target in &plan.targets {
         let Some(folder) = target.folder() else {
             all.push(None);
             continue;
         };
-        let probed = probe(program, folder, plan.answer_within)?;
+        let probed = probe(program, folder, plan.answer_within, stop)?;
         for &load in &plan.loads {
             if let Some(said) = probed.refusal(load) {
                 return Err(Error::Refused(format!(
@@ -258,10 +286,12 @@ struct Turn {
 
 impl Runner<'_> {
     fn turn(&self, row: Row, target: &Target, is_timed: bool) -> Result<Turn, Error> {
-        let folder = target.folder().map(files_for).transpose()?;
-        if let Some(folder) = &folder {
-            make_files(row, folder.path())?;
-        }
+        let make = |place: &Path| {
+            let files = files_of(row.load, row.tasks);
+            let within = self.plan.answer_within + Duration::from_millis(1) * row.tasks;
+            Folder::make(place, files, self.program, within)
+        };
+        let folder = target.folder().map(make).transpose()?;
         let board_file = board_file()?;
         let board = SharedBoard::map(&board_file).map_err(Error::system("map shared memory"))?;
         let side = match target {
@@ -303,14 +333,7 @@ impl Runner<'_> {
         let is_library = side != Side::Files;
         let turn = self.conduct(row, is_library, members, &watch, &mut crew)?;
         drop(crew);
-        if let Some(folder) = folder {
-            let path = folder.path().to_owned();
-            folder.close().map_err(|source| Error::File {
-                what: "remove",
-                path,
-                source,
-            })?;
-        }
+        folder.map_or(Ok(()), Folder::remove)?;
         Ok(turn)
     }
 
@@ -364,40 +387,13 @@ impl Runner<'_> {
             return Ok(Turn::of_checks(board, window));
         }
         watch.wait(&board.done, members, start_up, crew)?;
-        Turn::gather(window, crew.reports()?)
+        Turn::gather(window, crew.reports(within, watch)?)
     }
 }
 
 /// Filling a list that is scanned takes the kernel quadratic time: 24 s for 50,000 ranges here.
 fn filling_time(held: u64) -> Duration {
     Duration::from_secs_f64((held as f64).powi(2) * 4e-8)
-}
-
-fn files_for(folder: &Path) -> Result<tempfile::TempDir, Error> {
-    tempfile::Builder::new()
-        .prefix("lockkeeper-bench-")
-        .tempdir_in(folder)
-        .map_err(|source| Error::Place {
-            path: folder.to_owned(),
-            source,
-        })
-}
-
-fn make_files(row: Row, folder: &Path) -> Result<(), Error> {
-    let count = if row.load == Load::Lock1 {
-        row.tasks
-    } else {
-        1
-    };
-    for task in 0..count {
-        let path = file_of(row.load, folder, task);
-        File::create(&path).map_err(|source| Error::File {
-            what: "write",
-            path,
-            source,
-        })?;
-    }
-    Ok(())
 }
 
 fn board_file() -> Result<OwnedFd, Error> {
@@ -420,14 +416,16 @@ impl Crew {
     fn start(&mut self, program: &Program, group: &Group, board: &OwnedFd) -> Result<(), Error> {
         let starting = "start a task";
         let argument = serde_json::to_string(group).expect("numbers and words are JSON");
-        let stdin = board.try_clone().map_err(Error::system(starting))?;
+        let stdin = board.try_clone().map_err(Error::start(starting))?;
         let mut child = Command::new(&program.path)
             .args([&program.group_command, &argument])
             .stdin(Stdio::from(stdin))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
+            // The terminal's Ctrl-C is for the bench, which then ends its tasks.
+            .process_group(0)
             .spawn()
-            .map_err(Error::system(starting))?;
+            .map_err(Error::start(starting))?;
         let out = child.stdout.take().expect("it is piped");
         self.children.push((child, BufReader::new(out)));
         Ok(())
@@ -463,13 +461,13 @@ impl Crew {
     }
 
     /// All reports. Only when all have said that they are done.
-    fn reports(&mut self) -> Result<Vec<GroupReport>, Error> {
+    fn reports(&mut self, within: Duration, watch: &Watch<'_>) -> Result<Vec<GroupReport>, Error> {
+        let begin = Instant::now();
         self.children
             .iter_mut()
             .map(|(_, out)| {
-                let mut line = String::new();
-                out.read_line(&mut line)
-                    .map_err(Error::system("read the report of a task"))?;
+                // One may hang when it closes its file.
+                let line = read_line(out, || watch.patience(begin, within))?;
                 let report: GroupReport = serde_json::from_str(&line)
                     .map_err(|_| Error::Task("a task ended without its report".to_owned()))?;
                 match report.error {
@@ -527,6 +525,20 @@ impl Watch<'_> {
     /// How often it looks whether it should go on.
     const GLANCE: Duration = Duration::from_millis(20);
 
+    /// Whether it should wait on, after it has waited since `begin`.
+    fn patience(&self, begin: Instant, within: Duration) -> Result<(), Error> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        if begin.elapsed() > within {
+            return Err(Error::NoAnswer {
+                path: self.place.to_owned(),
+                within,
+            });
+        }
+        Ok(())
+    }
+
     fn glance(&self, crew: &mut Crew) -> Result<(), Error> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
@@ -556,12 +568,7 @@ impl Watch<'_> {
                 return Ok(());
             }
             self.glance(crew)?;
-            if begin.elapsed() > within {
-                return Err(Error::NoAnswer {
-                    path: self.place.to_owned(),
-                    within,
-                });
-            }
+            self.patience(begin, within)?;
             if looked.elapsed() > 10 * Self::GLANCE {
                 looked = Instant::now();
                 if let Some(status) = crew.fallen() {
@@ -590,12 +597,7 @@ impl Watch<'_> {
         let mut seen = 0;
         while seen < 2 {
             self.glance(crew)?;
-            if begin.elapsed() > within {
-                return Err(Error::NoAnswer {
-                    path: self.place.to_owned(),
-                    within,
-                });
-            }
+            self.patience(begin, within)?;
             seen = if crew.asleep() >= waiters {
                 seen + 1
             } else {

@@ -49,13 +49,6 @@ pub fn lock_byte(file: BorrowedFd<'_>, command: libc::c_int, lock: &ByteLock) ->
     check(unsafe { libc::fcntl(file.as_raw_fd(), command, ptr::from_ref(&lock.0)) }).map(drop)
 }
 
-/// A system call with nothing to do, on the way of fcntl(2): F_GETFD.
-#[inline]
-pub fn no_op(file: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: takes no argument.
-    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) }).map(drop)
-}
-
 /// F_SETLEASE.
 pub fn set_lease(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<()> {
     // SAFETY: takes a number only.

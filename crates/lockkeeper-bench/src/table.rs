@@ -19,6 +19,34 @@ pub fn render(result: &ResultFile) -> String {
         }
         render_load(&mut text, cells);
     }
+    text.push_str(&key(&result.results));
+    text
+}
+
+/// What the columns mean, as far as there are any.
+fn key(cells: &[Cell]) -> String {
+    let mut lines = Vec::new();
+    if cells.iter().any(|cell| cell.load.is_loop()) {
+        lines.extend([
+            "ops/s, ±%: a lock and an unlock are two operations; of all tasks, mean of the rounds, and its standard deviation",
+            "per task, scal., least: ops/s of one task; ops/s ÷ (tasks × ops/s of one task alone); least served ÷ mean",
+            "user, system: cpus kept busy; vol/s, invol/s: context switches of those that waited, and of those whose time was up",
+        ]);
+    }
+    if cells.iter().any(|cell| cell.load != Load::Chain) {
+        lines.extend([
+            "wakes/release: sleepers woken; sw: voluntary context switches, where nobody counts wake-ups",
+            "wait p50, p99, max: how long a lock call took, in turns of their own; herd: from the release to the grant",
+            "× kernel: how many times the kernel's speed, where both did the same work",
+        ]);
+    }
+    if cells.iter().any(|cell| cell.load == Load::Chain) {
+        lines.push("found, a check: whether the deadlock was found, and the time of a request that is refused for it");
+    }
+    let mut text = String::from("\n");
+    for line in lines {
+        let _ = writeln!(text, "{line}");
+    }
     text
 }
 

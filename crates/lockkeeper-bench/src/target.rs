@@ -1,14 +1,17 @@
 //! Targets: who grants the locks, and whether he can be asked.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::errand::{Answer, Errand};
 use crate::error::Error;
+use crate::folder;
 use crate::load::{FairnessSetting, Level, Load};
 use crate::run::Program;
 use crate::sys;
@@ -109,8 +112,6 @@ pub struct Probed {
     pub flock: Option<String>,
     /// Why leases cannot.
     pub lease: Option<String>,
-    /// Why files cannot be made there, and its errno.
-    pub files: Option<(String, i32)>,
 }
 
 impl Probed {
@@ -124,84 +125,53 @@ impl Probed {
     }
 }
 
-/// Looks whether a folder can be used, in a process of its own: who asks a mount whose server hangs may
-/// never come back.
+/// Removes what dead benches left in a folder, and looks whether it can be used.
 ///
 /// # Errors
 /// It does not answer in time, is dead, or no file can be made there.
-pub fn probe(program: &Program, path: &Path, within: Duration) -> Result<Probed, Error> {
-    let mut child = Command::new(&program.path)
-        .args([&program.probe_command])
-        .arg(path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(Error::system("start this program again"))?;
-    let deadline = Instant::now() + within;
-    let ended = loop {
-        match child
-            .try_wait()
-            .map_err(Error::system("wait for a process"))?
+pub fn probe(
+    program: &Program,
+    path: &Path,
+    within: Duration,
+    stop: &AtomicBool,
+) -> Result<Probed, Error> {
+    match Errand::Look(path.to_owned()).run(program, within, Some(stop)) {
+        Ok(Answer::Found(probed)) => Ok(probed),
+        Ok(_) => Err(Error::Task("a look found nothing".to_owned())),
+        Err(Error::Place { path, source })
+            if path == Path::new(TMPFS) && source.kind() == io::ErrorKind::NotFound =>
         {
-            Some(status) => break Some(status),
-            None if Instant::now() >= deadline => break None,
-            None => std::thread::sleep(Duration::from_millis(2)),
+            Err(Error::Refused(format!(
+                "there is no {TMPFS}, where the kernel's files are by default: name a folder, best on a tmpfs, \
+                 with `--on library,kernel=FOLDER`"
+            )))
         }
-    };
-    let Some(status) = ended else {
-        // It may hang where no signal reaches it; then whoever inherits it reaps it.
-        let _ = child.kill();
-        std::thread::sleep(Duration::from_millis(50));
-        let _ = child.try_wait();
-        return Err(Error::NoAnswer {
-            path: path.to_owned(),
-            within,
-        });
-    };
-    let mut text = String::new();
-    if let Some(mut out) = child.stdout.take() {
-        let _ = io::Read::read_to_string(&mut out, &mut text);
-    }
-    let probed: Probed = serde_json::from_str(&text)
-        .map_err(|_| Error::Task(format!("the look at {} failed: {status}", path.display())))?;
-    match &probed.files {
-        Some((said, errno)) if [libc::ENOTCONN, libc::ESTALE].contains(errno) => Err(Error::Dead {
-            path: path.to_owned(),
-            said: said.clone(),
-        }),
-        Some((_, errno)) => Err(Error::Place {
-            path: path.to_owned(),
-            source: io::Error::from_raw_os_error(*errno),
-        }),
-        None => Ok(probed),
+        Err(error) => Err(error),
     }
 }
 
-/// What the hidden command does: a probe of one folder.
-pub fn probe_main(path: &Path) -> ExitCode {
-    let probed = look(path).unwrap_or_else(|error| Probed {
-        file_system: String::new(),
-        locks: None,
-        flock: None,
-        lease: None,
-        files: Some((error.to_string(), error.raw_os_error().unwrap_or(libc::EIO))),
-    });
-    let text = serde_json::to_string(&probed).expect("words are JSON");
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(2),
-    }
-}
-
-fn look(path: &Path) -> io::Result<Probed> {
-    use std::os::fd::AsFd;
+/// What the errand does.
+pub(crate) fn look(path: &Path) -> io::Result<Probed> {
     if !std::fs::metadata(path)?.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::ENOTDIR));
     }
-    let file = probe_file(path)?;
+    // It may be a folder that can be written in, and not listed.
+    let _ = folder::remove_left_over(path);
+    let inside = folder::path_in(path)?;
+    folder::make(&inside, &["file".to_owned()])?;
+    let probed = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(inside.join("file"))
+        .map(|file| look_at(&file, path));
+    std::fs::remove_dir_all(&inside)?;
+    probed
+}
+
+fn look_at(file: &File, path: &Path) -> Probed {
+    use std::os::fd::AsFd;
     let said = |result: io::Result<()>| result.err().map(|error| error.to_string());
-    let descriptor = file.as_file().as_fd();
+    let descriptor = file.as_fd();
     let lock = |command| {
         let kinds = [libc::F_WRLCK, libc::F_UNLCK].map(|kind| sys::ByteLock::new(kind, 0));
         kinds
@@ -217,27 +187,12 @@ fn look(path: &Path) -> io::Result<Probed> {
         sys::set_lease(descriptor, libc::F_WRLCK)
             .and_then(|()| sys::set_lease(descriptor, libc::F_UNLCK)),
     );
-    Ok(Probed {
+    Probed {
         file_system: file_system_of(path),
         locks,
         flock,
         lease,
-        files: None,
-    })
-}
-
-/// A file that goes when it is dropped. Made plainly: the error must keep its number.
-fn probe_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let name = path.join(format!(".lockkeeper-bench-{}", std::process::id()));
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&name)?;
-    Ok(tempfile::NamedTempFile::from_parts(
-        file,
-        tempfile::TempPath::try_from_path(name)?,
-    ))
+    }
 }
 
 /// The type of the file system, as the list of mounts has it.

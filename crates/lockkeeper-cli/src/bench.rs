@@ -27,8 +27,8 @@ use lockkeeper_bench::tasks::TaskList;
 
 /// Starts a group of tasks; for `bench` alone.
 pub const GROUP_COMMAND: &str = "bench-group";
-/// Looks at a folder; for `bench` alone.
-pub const PROBE_COMMAND: &str = "bench-probe";
+/// Does something in a folder; for `bench` alone.
+pub const ERRAND_COMMAND: &str = "bench-errand";
 /// Locks files in two threads for who traces it; for tests alone.
 pub const CACHE_LINES_COMMAND: &str = "bench-cache-lines";
 
@@ -258,17 +258,29 @@ fn this_program() -> anyhow::Result<Program> {
     Ok(Program {
         path: std::env::current_exe().context("cannot find this program")?,
         group_command: GROUP_COMMAND.to_owned(),
-        probe_command: PROBE_COMMAND.to_owned(),
+        errand_command: ERRAND_COMMAND.to_owned(),
     })
 }
 
-/// Set when the user wants it to end: by Ctrl-C, or by kill.
+/// Set when the user wants it to end: by Ctrl-C, by kill, or by closing the terminal.
 fn ended_by_user() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        // nohup(1) means it.
+        if !is_ignored(signal) {
+            signal_hook::flag::register(signal, stop.clone()).context("cannot catch signals")?;
+        }
     }
     Ok(stop)
+}
+
+/// Whether who started this program had a signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// A bar, where there is somebody to see it.

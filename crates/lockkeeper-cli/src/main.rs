@@ -66,9 +66,9 @@ fn main() -> ExitCode {
             let group = arguments.next().unwrap_or_default();
             return lockkeeper_bench::group::main(&group.to_string_lossy());
         }
-        Some(first) if first == bench::PROBE_COMMAND => {
-            let folder = arguments.next().unwrap_or_default();
-            return lockkeeper_bench::target::probe_main(folder.as_ref());
+        Some(first) if first == bench::ERRAND_COMMAND => {
+            let errand = arguments.next().unwrap_or_default();
+            return lockkeeper_bench::errand::main(&errand.to_string_lossy());
         }
         Some(first) if first == bench::CACHE_LINES_COMMAND => {
             let how = arguments.next().unwrap_or_default();

@@ -274,6 +274,7 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
             "cannot write missing/a.json",
         ),
         (&["lock1", "-o", "folder"], "cannot write folder"),
+        (&["lock1", "-o", "/dev/null"], "no regular file"),
         (
             &["plot", "missing.json", "-o", "a.svg"],
             "cannot read missing.json",
@@ -340,7 +341,7 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
 #[test]
 fn a_run_that_is_ended_leaves_no_process_and_no_file() {
     use rustix::process::{Pid, Signal, kill_process};
-    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
         let place = Place::new();
         fs::create_dir(place.path("files")).expect("made");
         let mut run = place
@@ -366,20 +367,144 @@ fn a_run_that_is_ended_leaves_no_process_and_no_file() {
         let tasks = processes_of(run.id());
         kill_process(Pid::from_child(&run), signal).expect("it runs");
         let status = run.wait().expect("it ends");
-        if signal != Signal::KILL {
-            assert_eq!(status.code(), Some(2), "{signal:?}");
-            assert_eq!(place.names(), ["files"], "{signal:?}");
-            assert_eq!(
-                fs::read_dir(place.path("files")).expect("readable").count(),
-                0
-            );
-        }
+        assert_eq!(place.names(), ["files"], "{signal:?}");
         wait_until("the end of the tasks", || {
             tasks
                 .iter()
                 .all(|pid| !Path::new(&format!("/proc/{pid}/exe")).exists())
         });
+        let left = || fs::read_dir(place.path("files")).expect("readable").count();
+        if signal == Signal::KILL {
+            assert_eq!(left(), 1, "it had no time to remove its files");
+            place.measure(&["lock1", "--tasks", "1", "--on", "kernel=files"]);
+        } else {
+            assert_eq!(status.code(), Some(2), "{signal:?}");
+        }
+        assert_eq!(left(), 0, "{signal:?}");
     }
+}
+
+#[test]
+fn a_program_started_by_nohup_outlives_its_terminal() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let place = Place::new();
+    let script =
+        "trap '' HUP; exec \"$0\" bench lock1 --tasks 1 --on library --rounds 1 --seconds 1";
+    let mut run = Command::new("sh")
+        .args(["-c", script, PROGRAM])
+        .current_dir(place.path(""))
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    wait_until("a task", || processes_of(run.id()).len() == 1);
+    kill_process(Pid::from_child(&run), Signal::HUP).expect("it runs");
+    assert!(run.wait().expect("it ends").success());
+}
+
+#[test]
+fn limits_of_the_system_are_named_with_what_to_do() {
+    let place = Place::new();
+    let files = ["--on", "kernel=.", "--rounds", "1", "--seconds", "0.02"];
+    for level in ["threads", "processes"] {
+        let run = Command::new("sh")
+            .args(["-c", "ulimit -n 40; exec \"$0\" \"$@\"", PROGRAM])
+            .args(["bench", "lock1", "--tasks", "100", "--as", level])
+            .args(files)
+            .current_dir(place.path(""))
+            .output()
+            .expect("runs");
+        assert_eq!(run.status.code(), Some(2), "{level}: {}", said(&run));
+        assert!(said(&run).contains("ulimit -n"), "{level}: {}", said(&run));
+        assert_eq!(place.names(), [""; 0], "{level}");
+    }
+}
+
+#[test]
+fn on_one_cpu_there_is_no_model_and_everything_else() {
+    let place = Place::new();
+    let allowed = rustix::thread::sched_getaffinity(None).expect("a mask");
+    let one = (0..1024).find(|&cpu| allowed.is_set(cpu)).expect("a cpu");
+    let on_one = |arguments: &[&str]| {
+        Command::new("taskset")
+            .args(["-c", &one.to_string(), PROGRAM, "bench"])
+            .args(arguments)
+            .current_dir(place.path(""))
+            .output()
+            .expect("taskset runs")
+    };
+    let run = on_one(&[&["lock1", "lock2"][..], QUICK].concat());
+    assert!(run.status.success(), "{}", said(&run));
+    let model = on_one(&["model", "--rounds", "1", "--seconds", "0.01"]);
+    assert_eq!(model.status.code(), Some(2), "{}", said(&model));
+    assert!(said(&model).contains("two cpus"), "{}", said(&model));
+}
+
+#[test]
+fn a_reader_that_has_gone_is_the_end() {
+    let place = Place::new();
+    let mut run = place
+        .command(&[&["lock1", "--tasks", "1", "--on", "library"][..], QUICK].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    drop(run.stdout.take());
+    assert!(run.wait().expect("it ends").success());
+}
+
+/// A run on a mount whose server gets a signal when the tasks are at work: how it ended, and what it said.
+fn signalled_on_the_way(mount: &Mount, place: &Place, signal: rustix::process::Signal) -> Output {
+    use rustix::process::{Pid, kill_process};
+    let target = format!("mount={}", mount.path("").display());
+    let run = place
+        .command(&[
+            "lock1",
+            "--tasks",
+            "2",
+            "--as",
+            "processes",
+            "--on",
+            &target,
+        ])
+        .args(["--seconds", "1", "--answer-within", "0.5", "-o", "a.json"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    wait_until("two tasks", || processes_of(run.id()).len() == 2);
+    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
+    kill_process(server, signal).expect("it runs");
+    run.wait_with_output().expect("it ends")
+}
+
+#[test]
+#[ignore = "needs FUSE: run by cargo xtask test"]
+fn a_mount_that_hangs_or_dies_on_the_way_is_said_to() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let place = Place::new();
+    let mount = Mount::new();
+    let output = signalled_on_the_way(&mount, &place, Signal::STOP);
+    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
+    kill_process(server, Signal::CONT).expect("it is there");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(
+        said(&output).contains("did not answer within"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(place.names(), [""; 0]);
+    // What could not be removed, the next run removes.
+    let target = format!("mount={}", mount.path("").display());
+    place.measure(&["lock1", "--tasks", "1", "--on", &target]);
+    let left = fs::read_dir(mount.path("")).expect("it answers").count();
+    assert_eq!(left, 0);
+    let output = signalled_on_the_way(&mount, &place, Signal::KILL);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(
+        said(&output).contains("not connected") || said(&output).contains("nobody serves"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(place.names(), [""; 0]);
 }
 
 #[test]
