@@ -93,7 +93,7 @@ impl Error {
     }
 }
 
-/// The same, with what to do where tasks are too many for the system.
+/// The same, with what to do where tasks are too many for the system, or their files have no server.
 pub(crate) fn explained(error: io::Error) -> io::Error {
     let advice = match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => {
@@ -101,6 +101,9 @@ pub(crate) fn explained(error: io::Error) -> io::Error {
         }
         Some(libc::EAGAIN | libc::ENOMEM) => {
             "fewer tasks, or a higher limit of processes and threads (ulimit -u, pids.max) or memory"
+        }
+        Some(libc::ECONNABORTED | libc::ENOTCONN) => {
+            "nobody serves the files any more; unmount (umount -l) and mount again"
         }
         _ => return error,
     };

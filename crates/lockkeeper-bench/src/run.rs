@@ -729,6 +729,10 @@ fn add_turn(cell: &mut Cell, row: Row, target: &Target, turn: &Turn, is_timed: b
             _ => {}
         }
     }
+    if sum == 0.0 {
+        let note = "nothing was done in a turn: the machine is busy, or `--seconds` are too few";
+        add_note(cell, note);
+    }
     if row.load == Load::Readers && turn.helper.is_some_and(|helper| helper.grants == 0) {
         add_note(
             cell,
