@@ -62,7 +62,7 @@ impl Arguments {
                 Some(_) => serde_json::to_string(&reports)?,
             };
             text.push('\n');
-            return Ok(text);
+            return Ok(words::clean_json(&text));
         }
         let rows: Vec<Row> = reports
             .iter()
@@ -124,13 +124,9 @@ fn rows(report: &Report, filter: &Filter, bytes: bool) -> Vec<Row> {
         for held in file.locks.iter().filter(|held| filter.shows(&held.lock)) {
             rows.push(row(&held.lock, None, false, held.held_for));
         }
-        for waiting in file.waiters.iter().filter(|one| filter.shows(&one.lock)) {
-            rows.push(row(
-                &waiting.lock,
-                file.holder(waiting),
-                true,
-                waiting.waits_for,
-            ));
+        let with_holders = file.waiters.iter().zip(file.holders());
+        for (waiting, holder) in with_holders.filter(|(one, _)| filter.shows(&one.lock)) {
+            rows.push(row(&waiting.lock, holder, true, waiting.waits_for));
         }
     }
     rows

@@ -347,7 +347,7 @@ fn listen(arguments: &Arguments, session: &Session) -> anyhow::Result<Option<Arc
         return Ok(None);
     };
     let reporter = session.reporter();
-    let mut socket = match StatusSocket::listen(&path, move || reporter.report()) {
+    let mut socket = match StatusSocket::listen(&path, move |question| reporter.report(question)) {
         Ok(socket) => socket,
         Err(error) if arguments.status.is_some() => {
             return Err(error).with_context(|| format!("cannot listen on {}", path.display()));

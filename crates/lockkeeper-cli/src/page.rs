@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use lockkeeper_mount::{ManagerService, Observer, Reporter, Session, Watching};
 use lockkeeper_page::{BindError, Bound, FileId, Limits, Source, TotalsNow, Watched};
+use lockkeeper_watch::ask::Question;
 use lockkeeper_watch::report::Report;
 use lockkeeper_watch::timeline::Span;
 
@@ -71,7 +72,7 @@ struct MountSource {
 
 impl Source for MountSource {
     fn report(&self) -> Report {
-        self.reporter.report()
+        self.reporter.report(Question::Brief)
     }
 
     fn totals(&self) -> TotalsNow {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use lockkeeper_mount::mountpoint::MountEntry;
 use lockkeeper_mount::status;
+use lockkeeper_watch::ask;
 use lockkeeper_watch::report::Report;
 
 use crate::target;
@@ -62,14 +63,14 @@ impl Server {
         }
     }
 
-    /// What it says now.
+    /// What it says now, briefly: who watches asks again and again.
     ///
     /// # Errors
     /// No permission, or the server is gone.
     pub fn ask(&self) -> anyhow::Result<Report> {
         match self {
-            Server::Socket(socket) => Ok(status::ask(socket)?),
-            Server::Mount(mount) => target::ask_mount(mount),
+            Server::Socket(socket) => Ok(ask::brief(socket)?),
+            Server::Mount(mount) => target::ask_mount(mount, ask::brief),
         }
     }
 }

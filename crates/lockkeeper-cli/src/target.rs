@@ -91,8 +91,17 @@ impl Target {
                 filter: Filter::Everything,
             });
         }
-        let found =
-            fs::metadata(&path).with_context(|| format!("cannot look at {}", path.display()))?;
+        let found = match fs::metadata(&path) {
+            // Below a dead mount: asked for what is there, the mount says it better.
+            Err(error)
+                if is_not_connected(&error)
+                    && let Some(mount) =
+                        mounts.iter().rfind(|mount| path.starts_with(&mount.path)) =>
+            {
+                return Ok(Target::all_of(Source::Mount(mount.clone())));
+            }
+            found => found.with_context(|| format!("cannot look at {}", path.display()))?,
+        };
         let Some(mount) = mounts.iter().find(|mount| mount.dev == found.dev()) else {
             let place = kernel::Place::new(&path)
                 .with_context(|| format!("cannot tell the locks of {}", path.display()))?;
@@ -139,7 +148,7 @@ impl Target {
                     if !is_there(mount) {
                         return Err(Unmounted(mount.path.clone()).into());
                     }
-                    reports.push(ask_mount(mount)?);
+                    reports.push(ask_mount(mount, ask::report)?);
                 }
                 Source::Socket(socket) => reports.push(ask::report(socket)?),
                 Source::Kernel(place) => {
@@ -181,7 +190,10 @@ fn is_there(mount: &MountEntry) -> bool {
 /// The reports of all mounts that tell theirs; of the others why not, on the
 /// standard error. An error only where none of them does.
 fn ask_all(mounts: &[MountEntry]) -> anyhow::Result<Vec<Report>> {
-    let (told, refused): (Vec<_>, Vec<_>) = mounts.iter().map(ask_mount).partition(Result::is_ok);
+    let (told, refused): (Vec<_>, Vec<_>) = mounts
+        .iter()
+        .map(|mount| ask_mount(mount, ask::report))
+        .partition(Result::is_ok);
     let mut refused = refused.into_iter().filter_map(Result::err);
     if told.is_empty()
         && let Some(error) = refused.next()
@@ -197,7 +209,7 @@ fn ask_all(mounts: &[MountEntry]) -> anyhow::Result<Vec<Report>> {
 /// A server means its mount; any other process what it holds or wants, on whichever mount.
 fn of_process(mounts: &[MountEntry], pid: u32) -> anyhow::Result<Target> {
     for mount in mounts {
-        if ask_mount(mount).is_ok_and(|report| report.pid == pid) {
+        if ask_mount(mount, ask::brief).is_ok_and(|report| report.pid == pid) {
             return Ok(Target::all_of(Source::Mount(mount.clone())));
         }
     }
@@ -225,12 +237,20 @@ pub fn known(mounts: &[MountEntry]) -> String {
 }
 
 /// What the server of a mount tells, and the leases, of which only the kernel knows.
-pub fn ask_mount(mount: &MountEntry) -> anyhow::Result<Report> {
-    let mut report = ask_server(mount, ask::report)?;
+pub fn ask_mount(
+    mount: &MountEntry,
+    ask: impl Fn(&Path) -> Result<Report, AskError>,
+) -> anyhow::Result<Report> {
+    let mut report = ask_server(mount, ask)?;
     let (major, minor) = (rustix::fs::major(mount.dev), rustix::fs::minor(mount.dev));
     // Where there is no /proc/locks nobody tells of leases.
     let _ = kernel::add_leases(&mut report, major, minor);
     Ok(report)
+}
+
+/// What everything on a mount fails with whose server is gone.
+fn is_not_connected(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
 }
 
 /// Asks the server of a mount.
@@ -240,7 +260,7 @@ fn ask_server<T>(
 ) -> anyhow::Result<T> {
     let place = mount.path.display();
     if let Err(error) = fs::symlink_metadata(&mount.path)
-        && error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
+        && is_not_connected(&error)
     {
         bail!(
             "the server of {place} is gone: it was killed. `lockkeeper mount` on {place} replaces the dead mount, \

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use lockkeeper_watch::tree::{self, Style};
+use lockkeeper_watch::words;
 
 use crate::screen;
 use crate::target::Target;
@@ -37,7 +38,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = Target::find_in(&arguments.place, arguments.file.as_deref())?;
     let reports = target.reports()?;
     let text = if arguments.json {
-        serde_json::to_string_pretty(&reports)? + "\n"
+        words::clean_json(&(serde_json::to_string_pretty(&reports)? + "\n"))
     } else {
         let style = Style {
             unicode: speaks_utf8(|name| std::env::var(name).ok()),

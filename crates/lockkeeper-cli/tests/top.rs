@@ -81,7 +81,7 @@ impl Server {
             .expect("temp folder");
         let asked = Arc::new(Mutex::new(0));
         let counted = asked.clone();
-        let socket = StatusSocket::listen(&temp.path().join("socket"), move || {
+        let socket = StatusSocket::listen(&temp.path().join("socket"), move |_| {
             let mut asked = counted.lock().unwrap_or_else(PoisonError::into_inner);
             *asked += 1;
             report(*asked)

@@ -12,8 +12,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockkeeper_watch::report::{Deadlock, FileLocks, Lock};
-use lockkeeper_watch::{deadlock, process};
+use lockkeeper_watch::report::{Deadlock, FileLocks};
+use lockkeeper_watch::{deadlock, process, words};
 
 use crate::locks::FileId;
 use crate::server::Observer;
@@ -290,10 +290,10 @@ impl Names<'_> {
             .and_then(|(listed, waiter)| listed.holder(waiter));
         Event::SlowWait {
             file: self.of(file),
-            waiter: waiter.map_or_else(|| pid.to_string(), |waiter| waiter.lock.who()),
+            waiter: waiter.map_or_else(|| pid.to_string(), |waiter| words::who(&waiter.lock)),
             pid,
             waits_for: wait.waits_for,
-            holder: holder.map(Lock::who),
+            holder: holder.map(words::who),
             holder_pid: holder.map_or(0, |holder| holder.pid),
         }
     }
@@ -307,9 +307,10 @@ fn file_id(file: &FileLocks) -> FileId {
 }
 
 fn name_of(file: &FileLocks) -> String {
+    // A log is read on terminals, too.
     file.path
-        .clone()
-        .unwrap_or_else(|| format!("inode {}", file.inode))
+        .as_deref()
+        .map_or_else(|| format!("inode {}", file.inode), words::clean)
 }
 
 /// The same for one cycle, wherever it was found to begin.
@@ -342,7 +343,7 @@ fn described(cycle: &Deadlock, files: &[FileLocks]) -> Event {
     names.sort_unstable();
     names.dedup();
     Event::Deadlock {
-        owners: waits.clone().map(|(_, lock)| lock.who()).collect(),
+        owners: waits.clone().map(|(_, lock)| words::who(lock)).collect(),
         pids: waits.map(|(_, lock)| lock.pid).collect(),
         files: names,
     }

@@ -91,17 +91,16 @@ impl Observer {
         }
     }
 
-    /// Every lock and waiting request, with the files as they are seen through `mountpoint`.
-    pub fn listing(&self, mountpoint: &Path) -> Vec<FileLocks> {
-        let mut files = self.0.desk.service().listing();
-        self.name(&mut files, mountpoint);
-        files
+    /// Every lock and waiting request. Where the files are is not said.
+    pub fn listing(&self) -> Vec<FileLocks> {
+        self.0.desk.service().listing()
     }
 
-    /// Says of each file where it is, seen through `mountpoint`.
-    pub fn name(&self, files: &mut [FileLocks], mountpoint: &Path) {
+    /// Says of each file where it is, seen through `mountpoint`. It takes two system calls a file.
+    pub fn name<'a>(&self, files: impl IntoIterator<Item = &'a mut FileLocks>, mountpoint: &Path) {
+        let places = self.0.fs.places();
         for file in files {
-            let Some(place) = self.0.fs.place_of(FileId {
+            let Some(place) = places.of(FileId {
                 dev: file.source_device,
                 ino: file.source_inode,
             }) else {

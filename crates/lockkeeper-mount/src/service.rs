@@ -38,6 +38,7 @@ use crate::report::{
 };
 use crate::tally::{Asker, Tally};
 use crate::timelines::{Timelines, Watching, unix_time};
+use lockkeeper_watch::process::{Process, Uptime};
 use lockkeeper_watch::timeline::{Claim, What};
 use rustix::io::Errno;
 
@@ -72,7 +73,7 @@ impl ManagerService {
     /// Has the grants, waits and releases of a file recorded for as long as what is returned lives.
     pub fn watch(&self, file: FileId) -> Watching {
         self.timelines.watch(file, |recorder| {
-            let snapshot = self.manager.file(manager_file(file)).snapshot();
+            let snapshot = self.manager.file(manager_file(file)).survey();
             let (now, unix_now) = (self.manager.now(), unix_time());
             let began = |since: Time| unix_now - now.since(since).as_secs_f64();
             for granted in &snapshot.granted {
@@ -132,9 +133,9 @@ impl ManagerService {
     /// The locks and waiters of these files.
     pub(crate) fn listing_of(&self, files: &[FileId]) -> Vec<FileLocks> {
         let now = self.manager.now();
-        let mut commands = Commands::default();
+        let mut commands = Commands::new();
         let of_file = |&file: &FileId| {
-            let snapshot = self.manager.file(manager_file(file)).snapshot();
+            let snapshot = self.manager.file(manager_file(file)).survey();
             file_locks(file, &snapshot, now, &mut commands)
         };
         files.iter().map(of_file).collect()
@@ -271,7 +272,8 @@ impl LockService for ManagerService {
     fn setlk(&self, request: &LockRequest) -> Result<(), Errno> {
         let file = self.file(request.file, request.handle);
         // A release wakes others within the call: it is told as of before.
-        let begun = self.timelines.are_watched().then(unix_time);
+        let begun =
+            (request.kind == LockKind::Unlock && self.timelines.are_watched()).then(unix_time);
         let result = match request_of(request)? {
             Some(wanted) => file.try_lock(&wanted),
             None if request.class == LockClass::Flock => {
@@ -420,7 +422,7 @@ impl LockService for ManagerService {
 
     fn listing(&self) -> Vec<FileLocks> {
         let now = self.manager.now();
-        let mut commands = Commands::default();
+        let mut commands = Commands::new();
         self.manager
             .snapshot()
             .into_iter()
@@ -477,7 +479,7 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
             .granted
             .iter()
             .map(|granted| Held {
-                lock: shown(&granted.lock, commands),
+                lock: shown(&granted.lock, seconds(granted.since), commands),
                 held_for: Some(seconds(granted.since)),
                 breaking: granted.breaking.is_some(),
             })
@@ -486,7 +488,7 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
             .waiting
             .iter()
             .map(|waiter| Waiting {
-                lock: shown(&waiter.lock, commands),
+                lock: shown(&waiter.lock, seconds(waiter.since), commands),
                 waits_for: Some(seconds(waiter.since)),
                 overtaken: waiter.overtaken,
                 depth: waiter.depth,
@@ -501,7 +503,7 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
     }
 }
 
-fn shown(info: &LockInfo, commands: &mut Commands) -> Lock {
+fn shown(info: &LockInfo, age: f64, commands: &mut Commands) -> Lock {
     let pid = pid_of(info);
     let end = info.range.end();
     Lock {
@@ -510,7 +512,7 @@ fn shown(info: &LockInfo, commands: &mut Commands) -> Lock {
         start: info.range.start(),
         end: (end < OFFSET_MAX).then_some(end),
         pid,
-        command: commands.of(pid),
+        command: commands.of(pid, age),
         owner: owner_number(info),
     }
 }
@@ -566,13 +568,25 @@ fn owner_number(info: &LockInfo) -> u64 {
 }
 
 /// The programs of processes, each looked up once.
-#[derive(Default)]
-struct Commands(HashMap<u32, Option<String>>);
+struct Commands {
+    known: HashMap<u32, Option<Process>>,
+    uptime: Uptime,
+}
 
 impl Commands {
-    fn of(&mut self, pid: u32) -> Option<String> {
-        let look = || lockkeeper_watch::process::command(pid);
-        self.0.entry(pid).or_insert_with(look).clone()
+    fn new() -> Commands {
+        Commands {
+            known: HashMap::new(),
+            uptime: Uptime::now(),
+        }
+    }
+
+    /// The program of who did something `age` seconds ago; `None` if it has ended, also where another process has
+    /// its number now.
+    fn of(&mut self, pid: u32, age: f64) -> Option<String> {
+        let look = || Process::of(pid);
+        let process = self.known.entry(pid).or_insert_with(look).as_ref()?;
+        (!self.uptime.began_after(process, age)).then(|| process.command.clone())
     }
 }
 

@@ -61,13 +61,14 @@ pub fn default_folder() -> PathBuf {
 }
 
 impl StatusSocket {
-    /// Listens at `path` and answers from a few threads of its own, each time with what `report` says.
+    /// Listens at `path` and answers from a few threads of its own, each time with what `report` says to the
+    /// question.
     ///
     /// # Errors
     /// If the socket cannot be made, or a living server has it.
     pub fn listen(
         path: &Path,
-        report: impl Fn() -> Report + Send + Sync + 'static,
+        report: impl Fn(Question) -> Report + Send + Sync + 'static,
     ) -> io::Result<StatusSocket> {
         let created = prepare_folder(path)?;
         // A socket left by a killed server refuses connections: replace it. Anything else stays.
@@ -155,7 +156,7 @@ fn prepare_folder(socket: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(created)
 }
 
-fn answer_all(listener: &UnixListener, report: &impl Fn() -> Report) {
+fn answer_all(listener: &UnixListener, report: &impl Fn(Question) -> Report) {
     let owner = rustix::process::getuid();
     for stream in listener.incoming() {
         match stream {
@@ -189,7 +190,7 @@ impl Write for Patient<'_> {
     }
 }
 
-fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -> Report) {
+fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn(Question) -> Report) {
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd());
     match peer {
         Ok(peer) if peer.uid.is_root() || peer.uid == owner => {}
@@ -207,12 +208,16 @@ fn answer(stream: &UnixStream, owner: rustix::process::Uid, report: &impl Fn() -
 }
 
 /// The answer to that line.
-fn text_for(line: &str, report: &impl Fn() -> Report) -> io::Result<Vec<u8>> {
+fn text_for(line: &str, report: &impl Fn(Question) -> Report) -> io::Result<Vec<u8>> {
     let mut text = match Question::of_line(line) {
-        Some(Question::Report) => serde_json::to_vec(&report())?,
-        Some(Question::Metrics) => return Ok(metrics::render(&report()).into_bytes()),
+        Some(question @ (Question::Report | Question::Brief)) => {
+            serde_json::to_vec(&report(question))?
+        }
+        Some(question @ Question::Metrics) => {
+            return Ok(metrics::render(&report(question)).into_bytes());
+        }
         None => {
-            let known = [Question::Report, Question::Metrics].map(Question::word);
+            let known = [Question::Report, Question::Brief, Question::Metrics].map(Question::word);
             let error = format!("cannot tell {line:?}; known are {}", known.join(", "));
             serde_json::to_vec(&serde_json::json!({ "error": error }))?
         }
@@ -292,7 +297,7 @@ mod tests {
         let path = temp.path().join("run/status.sock");
         fs::create_dir(temp.path().join("run")).expect("folder");
         drop(UnixListener::bind(&path).expect("stale socket"));
-        let report = || Report {
+        let report = |_| Report {
             version: VERSION,
             pid: 7,
             ..Report::default()
@@ -301,9 +306,12 @@ mod tests {
         let mode = fs::metadata(&path).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(StatusSocket::listen(&path, report).is_err(), "in use");
-        assert_eq!(ask(&path).expect("answers"), report());
+        let expected = || report(Question::Report);
+        assert_eq!(ask(&path).expect("answers"), expected());
+        let brief = lockkeeper_watch::ask::brief(&path).expect("answers");
+        assert_eq!(brief, expected());
         let metrics = lockkeeper_watch::ask::metrics(&path).expect("answers");
-        assert_eq!(metrics, lockkeeper_watch::metrics::render(&report()));
+        assert_eq!(metrics, lockkeeper_watch::metrics::render(&expected()));
         drop(socket);
         assert!(!path.exists());
         assert!(matches!(ask(&path), Err(AskError::NoSocket(_))));
@@ -316,7 +324,7 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp folder");
         let path = temp.path().join("status.sock");
         // More than a socket takes while nobody reads.
-        let report = || Report {
+        let report = |_: Question| Report {
             version: VERSION,
             source: "a".repeat(4 << 20).into(),
             ..Report::default()
@@ -331,14 +339,14 @@ mod tests {
                 stream
             })
             .collect();
-        assert_eq!(ask(&path).expect("answers"), report());
+        assert_eq!(ask(&path).expect("answers"), report(Question::Report));
         for mut stream in slow {
             let mut rest = String::new();
             stream.read_to_string(&mut rest).expect("reads");
             // Had they been waited for, they would have been cut off first.
             assert_eq!(
                 format!("{{{rest}").trim_end(),
-                serde_json::to_string(&report()).expect("written")
+                serde_json::to_string(&report(Question::Report)).expect("written")
             );
         }
     }
@@ -347,7 +355,7 @@ mod tests {
     fn who_says_nothing_gets_the_report_and_nonsense_gets_an_error() {
         let temp = tempfile::tempdir().expect("temp folder");
         let path = temp.path().join("status.sock");
-        let report = || Report {
+        let report = |_| Report {
             version: VERSION + 1,
             ..Report::default()
         };

@@ -21,6 +21,8 @@ pub const PATIENCE: Duration = Duration::from_millis(100);
 pub enum Question {
     /// The report, as one JSON document.
     Report,
+    /// The same for who asks again and again: of very many files only some have their paths.
+    Brief,
     /// The metrics, as Prometheus reads them.
     Metrics,
 }
@@ -30,6 +32,7 @@ impl Question {
     pub fn word(self) -> &'static str {
         match self {
             Question::Report => "report",
+            Question::Brief => "brief",
             Question::Metrics => "metrics",
         }
     }
@@ -38,6 +41,7 @@ impl Question {
     pub fn of_line(line: &str) -> Option<Question> {
         match line.trim() {
             "" | "report" => Some(Question::Report),
+            "brief" => Some(Question::Brief),
             "metrics" => Some(Question::Metrics),
             _ => None,
         }
@@ -82,7 +86,19 @@ pub enum AskError {
 /// # Errors
 /// [`AskError`], for people to read.
 pub fn report(socket: &Path) -> Result<Report, AskError> {
-    let text = answer(socket, Question::Report)?;
+    document(socket, Question::Report)
+}
+
+/// The same for who asks again and again: see [`Question::Brief`].
+///
+/// # Errors
+/// [`AskError`], for people to read.
+pub fn brief(socket: &Path) -> Result<Report, AskError> {
+    document(socket, Question::Brief)
+}
+
+fn document(socket: &Path, question: Question) -> Result<Report, AskError> {
+    let text = answer(socket, question)?;
     let unreadable = |error: String| AskError::Unreadable {
         path: socket.into(),
         error,

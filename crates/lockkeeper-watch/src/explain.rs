@@ -1,9 +1,10 @@
 //! Why a process waits, in plain words: for what, who stands in the way, whether it can end, what to do.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::process::Process;
+use crate::process::{self, Process, Uptime};
 use crate::report::{Blocker, Deadlock, FileLocks, Kind, Lock, Report, Waiting};
 use crate::{kernel, words};
 
@@ -13,8 +14,11 @@ pub trait Sight {
     fn process(&self, pid: u32) -> Option<Process>;
     /// Who has this file open.
     fn openers(&self, path: &Path) -> Vec<u32>;
-    /// Whether a thread is of this process.
-    fn has_thread(&self, pid: u32, thread: u32) -> bool;
+    /// The process of a thread.
+    fn process_of(&self, thread: u32) -> Option<u32>;
+    /// Whether a process that is there began later than `age` seconds ago, and is another one than had its number
+    /// then.
+    fn is_younger(&self, process: &Process, age: f64) -> bool;
 }
 
 /// The processes of this machine.
@@ -30,15 +34,19 @@ impl Sight for Machine {
         kernel::openers(path)
     }
 
-    fn has_thread(&self, pid: u32, thread: u32) -> bool {
-        Path::new(&format!("/proc/{pid}/task/{thread}")).exists()
+    fn process_of(&self, thread: u32) -> Option<u32> {
+        process::of_thread(thread)
+    }
+
+    fn is_younger(&self, process: &Process, age: f64) -> bool {
+        Uptime::now().began_after(process, age)
     }
 }
 
 /// A paragraph for each wait of the process; if it waits for nothing, one that says what it holds. `None`
 /// if there is no such process.
 pub fn explain(report: &Report, pid: u32, sight: &dyn Sight) -> Option<Vec<String>> {
-    let teller = Teller { report, sight };
+    let teller = Teller::new(report, sight);
     let waits = teller.waits_of(pid);
     let is_known = teller.locks_of(pid).next().is_some() || !waits.is_empty();
     if !is_known && sight.process(pid).is_none() {
@@ -62,29 +70,52 @@ struct Wait<'a> {
 struct Teller<'a> {
     report: &'a Report,
     sight: &'a dyn Sight,
+    /// The waits of each process, in the order of the report: a chain may lead over as many files as there are.
+    waits: HashMap<u32, Vec<Wait<'a>>>,
+    /// The deadlock in which a wait is, by the places of its file and itself.
+    dead: HashMap<(usize, usize), &'a Deadlock>,
 }
+
+/// So many steps of a chain are told one by one.
+const NAMED: usize = 6;
 
 // Writing to a string cannot fail.
 impl<'a> Teller<'a> {
-    fn all_waits(&self) -> impl Iterator<Item = Wait<'a>> {
-        let files = self.report.files.iter().enumerate();
-        files.flat_map(|(index, file)| {
-            let waiters = file.waiters.iter().enumerate();
-            waiters.map(move |(waiter, waiting)| Wait {
-                place: (index, waiter),
-                file,
-                waiting,
-            })
-        })
+    fn new(report: &'a Report, sight: &'a dyn Sight) -> Teller<'a> {
+        let mut teller = Teller {
+            report,
+            sight,
+            waits: HashMap::new(),
+            dead: HashMap::new(),
+        };
+        for (index, file) in report.files.iter().enumerate() {
+            for (waiter, waiting) in file.waiters.iter().enumerate() {
+                let lock = &waiting.lock;
+                let wait = Wait {
+                    place: (index, waiter),
+                    file,
+                    waiting,
+                };
+                teller.waits.entry(lock.pid).or_default().push(wait);
+                // Of reads and writes the thread is named.
+                if lock.kind == Kind::Access
+                    && let Some(process) = sight.process_of(lock.pid)
+                    && process != lock.pid
+                {
+                    teller.waits.entry(process).or_default().push(wait);
+                }
+            }
+        }
+        for cycle in &report.deadlocks {
+            for step in &cycle.steps {
+                teller.dead.insert((step.file, step.waiter), cycle);
+            }
+        }
+        teller
     }
 
-    fn waits_of(&self, pid: u32) -> Vec<Wait<'a>> {
-        // Of reads and writes the thread is named.
-        let is_its = |lock: &Lock| {
-            lock.pid == pid || lock.kind == Kind::Access && self.sight.has_thread(pid, lock.pid)
-        };
-        let waits = self.all_waits();
-        waits.filter(|wait| is_its(&wait.waiting.lock)).collect()
+    fn waits_of(&self, pid: u32) -> &[Wait<'a>] {
+        self.waits.get(&pid).map_or(&[], Vec::as_slice)
     }
 
     fn locks_of(&self, pid: u32) -> impl Iterator<Item = (&'a FileLocks, usize)> {
@@ -132,9 +163,7 @@ impl<'a> Teller<'a> {
 
     /// What it hangs beneath, and what is at the root.
     fn in_the_way(&self, text: &mut String, wait: &Wait<'a>, holder: &Lock) {
-        let mut file_locks = wait.file.locks.iter();
-        let held = file_locks.find(|held| std::ptr::eq(&raw const held.lock, holder));
-        let age = held.and_then(|held| held.held_for);
+        let age = held_for(wait.file, holder);
         let age = age.map_or(String::new(), |age| {
             format!(" for {}", words::duration(age))
         });
@@ -178,43 +207,55 @@ impl<'a> Teller<'a> {
     }
 
     /// Whether it can end, and what to do.
-    fn verdict(&self, wait: &Wait<'a>, holder: &Lock) -> String {
+    fn verdict(&self, wait: &Wait<'a>, mut holder: &'a Lock) -> String {
         let mut text = String::new();
         let mut at = *wait;
-        let mut holder = holder.clone();
-        let mut seen = vec![at.place];
+        let mut seen = HashSet::from([at.place]);
+        // By the place of the file: a chain may come back to one again and again.
+        let mut holders: HashMap<usize, Vec<Option<&'a Lock>>> = HashMap::new();
+        let and_so_on = |text: &mut String, steps: usize| {
+            if steps > NAMED {
+                let _ = write!(text, "And so on, {} in all. ", words::number(steps));
+            }
+        };
         // Who stands in the way may wait himself, on another file.
         loop {
             if let Some(cycle) = self.deadlock_of(at.place) {
+                and_so_on(&mut text, seen.len() - 1);
                 return text + &self.in_deadlock(wait, cycle);
             }
-            let Some(next) = self.stuck_in(&holder) else {
+            let Some(next) = self.stuck_in(holder) else {
                 break;
             };
-            if seen.contains(&next.place) {
+            if !seen.insert(next.place) {
+                and_so_on(&mut text, seen.len() - 1);
                 text += "That leads in a circle: each waits for the next, but another thread may still let go.";
                 return text;
             }
-            seen.push(next.place);
-            let Some(further) = next.file.holder(next.waiting) else {
+            let (file, waiter) = next.place;
+            let all = holders.entry(file).or_insert_with(|| next.file.holders());
+            let Some(further) = all.get(waiter).copied().flatten() else {
                 break;
             };
             let age = next.waiting.waits_for;
             let age = age.map_or(String::new(), |age| {
                 format!(" for {}", words::duration(age))
             });
-            let _ = write!(
-                text,
-                "{} itself waits{age} for {} on {}, which {} holds. ",
-                words::who(&holder),
-                asked(&next.waiting.lock),
-                words::file(next.file, self.report),
-                words::who(further)
-            );
-            holder = further.clone();
+            if seen.len() - 1 <= NAMED {
+                let _ = write!(
+                    text,
+                    "{} itself waits{age} for {} on {}, which {} holds. ",
+                    words::who(holder),
+                    asked(&next.waiting.lock),
+                    words::file(next.file, self.report),
+                    words::who(further)
+                );
+            }
+            holder = further;
             at = next;
         }
-        text + &self.holder_state(at.file, &holder)
+        and_so_on(&mut text, seen.len() - 1);
+        text + &self.holder_state(at.file, holder)
     }
 
     fn holder_state(&self, file: &FileLocks, holder: &Lock) -> String {
@@ -224,7 +265,12 @@ impl<'a> Teller<'a> {
                     see it."
                 .into();
         }
-        let process = self.sight.process(pid).filter(|process| !process.is_dead());
+        // Whoever began after the lock was taken has its taker's number, and is not to be killed for it.
+        let is_taker = |process: &Process| {
+            let age = held_for(file, holder);
+            !process.is_dead() && age.is_none_or(|age| !self.sight.is_younger(process, age))
+        };
+        let process = self.sight.process(pid).filter(is_taker);
         let Some(process) = process else {
             return self.holder_gone(file, holder);
         };
@@ -279,10 +325,7 @@ impl<'a> Teller<'a> {
     }
 
     fn deadlock_of(&self, place: (usize, usize)) -> Option<&'a Deadlock> {
-        self.report.deadlocks.iter().find(|cycle| {
-            let mut steps = cycle.steps.iter();
-            steps.any(|step| (step.file, step.waiter) == place)
-        })
+        self.dead.get(&place).copied()
     }
 
     fn in_deadlock(&self, wait: &Wait<'a>, cycle: &Deadlock) -> String {
@@ -296,7 +339,6 @@ impl<'a> Teller<'a> {
                 }
             }
         }
-        const NAMED: usize = 6;
         let mut text = match self.deadlock_of(wait.place) {
             Some(_) => "It never ends by itself: this is a deadlock.".to_owned(),
             None => "It never ends by itself: what it waits for is in a deadlock.".to_owned(),
@@ -339,7 +381,6 @@ impl<'a> Teller<'a> {
         if locks.peek().is_none() {
             return format!("Process {name} waits for no lock on {mount}, and holds none.");
         }
-        const NAMED: usize = 5;
         let mut named = Vec::new();
         let mut count = 0;
         let mut waiting = Vec::new();
@@ -352,11 +393,14 @@ impl<'a> Teller<'a> {
                     words::file(file, self.report)
                 ));
             }
-            let beneath = file.waiters.iter().filter(|waiter| {
-                let holder = file.holder(waiter);
-                holder.is_some_and(|lock| std::ptr::eq(lock, &raw const file.locks[index].lock))
-            });
-            waiting.extend(beneath);
+        }
+        for file in &self.report.files {
+            if !file.waiters.is_empty() && file.locks.iter().any(|held| held.lock.pid == pid) {
+                let all = file.waiters.iter().zip(file.holders());
+                waiting.extend(all.filter_map(|(waiter, holder)| {
+                    holder.is_some_and(|lock| lock.pid == pid).then_some(waiter)
+                }));
+            }
         }
         if count > NAMED {
             named.push(format!("{} more", words::number(count - NAMED)));
@@ -400,6 +444,13 @@ impl<'a> Teller<'a> {
     }
 }
 
+/// For how many seconds this lock of the file has been held.
+fn held_for(file: &FileLocks, lock: &Lock) -> Option<f64> {
+    let mut locks = file.locks.iter();
+    let held = locks.find(|held| std::ptr::eq(&raw const held.lock, lock))?;
+    held.held_for
+}
+
 /// `a POSIX write lock on bytes 0-9`.
 fn asked(lock: &Lock) -> String {
     match lock.kind {
@@ -429,6 +480,7 @@ mod tests {
                 state,
                 parent: 1,
                 threads: 1,
+                started: pid.into(),
             })
         }
 
@@ -436,8 +488,13 @@ mod tests {
             vec![3, 4]
         }
 
-        fn has_thread(&self, _: u32, _: u32) -> bool {
-            false
+        fn process_of(&self, _: u32) -> Option<u32> {
+            None
+        }
+
+        /// The number of process 8 has been used before.
+        fn is_younger(&self, process: &Process, _: f64) -> bool {
+            process.started == 8
         }
     }
 
@@ -516,6 +573,63 @@ mod tests {
         assert!(text.contains("still open in 3 (prog), which"), "{text}");
         assert!(text.contains("`kill 3`"), "{text}");
         assert_eq!(told(&report, 4, &[(1, 'Z')]), text);
+    }
+
+    #[test]
+    fn who_has_the_number_of_a_taker_that_has_ended_is_not_to_be_killed() {
+        let report = report(vec![file("/m/a", 8, &[(2, ROOT)])]);
+        let text = told(&report, 2, &[]);
+        assert!(
+            text.contains("Process 8, which took it, has ended"),
+            "{text}"
+        );
+        assert!(!text.contains("`kill 8`"), "{text}");
+    }
+
+    #[test]
+    fn a_chain_over_many_files_is_summed_up() {
+        // Process 1 waits for 2 on one file, 2 for 3 on another one, and so on, all alive.
+        struct All;
+        impl Sight for All {
+            fn process(&self, _: u32) -> Option<Process> {
+                MadeUp(vec![]).process(1)
+            }
+            fn openers(&self, _: &Path) -> Vec<u32> {
+                vec![]
+            }
+            fn process_of(&self, _: u32) -> Option<u32> {
+                None
+            }
+            fn is_younger(&self, _: &Process, _: f64) -> bool {
+                false
+            }
+        }
+        let last = 20_000;
+        let name = |pid: u32| format!("/m/{pid}");
+        let file_of = |pid| file(&name(pid), pid + 1, &[(pid, ROOT)]);
+        let report = report((1..last).map(file_of).collect());
+        let text = explain(&report, 1, &All).expect("known").join("");
+        assert!(text.len() < 2000, "{text}");
+        assert!(
+            text.contains("And so on, 19,998 in all. It can end: 20000 (prog) is alive"),
+            "{text}"
+        );
+        // A chain within one file, of which each waits elsewhere for the one before.
+        let mut deep = file("/m/deep", 1, &[(2, ROOT)]);
+        for pid in 3..last {
+            let mut waiter = deep.waiters[0].clone();
+            waiter.lock.pid = pid;
+            waiter.blocked_by = Some(Blocker::Waiter(pid as usize - 3));
+            deep.waiters.push(waiter);
+        }
+        let report = Report {
+            files: vec![deep],
+            ..Report::default()
+        };
+        let text = explain(&report, last - 1, &All).expect("known").join("");
+        assert!(text.contains("and 19,996 before that"), "{text}");
+        let text = explain(&report, 1, &All).expect("known").join("");
+        assert!(text.contains("19,998 requests wait for it"), "{text}");
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct Process {
     pub parent: u32,
     /// How many threads it has.
     pub threads: usize,
+    /// When it began, in clock ticks since the machine did.
+    pub started: u64,
 }
 
 impl Process {
@@ -38,6 +40,7 @@ impl Process {
             state: fields.first()?.chars().next()?,
             parent: fields.get(1)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
+            started: fields.get(19)?.parse().ok()?,
         })
     }
 
@@ -52,9 +55,43 @@ impl Process {
     }
 }
 
+/// The present time on the clock by which processes begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Uptime(f64);
+
+impl Uptime {
+    /// Now. Where it cannot be told, every process seems as old as time.
+    pub fn now() -> Uptime {
+        let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+        let seconds = text.split(' ').next().and_then(|word| word.parse().ok());
+        Uptime(seconds.unwrap_or(f64::INFINITY))
+    }
+
+    /// Whether this process began after something that is `age` seconds old, so that it is not the one that did
+    /// it: a number is used again when its process has ended. In doubt it is.
+    pub fn began_after(self, process: &Process, age: f64) -> bool {
+        /// Both clocks are in hundredths of a second.
+        const DOUBT: f64 = 0.1;
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        self.0 - process.started as f64 / ticks + DOUBT < age
+    }
+}
+
 /// How many threads a process has; `None` if it is gone or hidden.
 pub fn threads(pid: u32) -> Option<usize> {
     Process::of(pid).map(|process| process.threads)
+}
+
+/// The process of a thread; `None` if it is gone or hidden.
+pub fn of_thread(thread: u32) -> Option<u32> {
+    let status = fs::read(format!("/proc/{thread}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let mut lines = status.lines();
+    lines
+        .find_map(|line| line.strip_prefix("Tgid:"))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// The name of a process's program.
@@ -92,6 +129,7 @@ mod tests {
         let process = Process::parse(stat).expect("reads");
         assert_eq!(process.command, "a) b (c");
         assert_eq!((process.parent, process.threads), (5, 3));
+        assert_eq!(process.started, 100);
         assert!(process.is_stopped() && !process.is_dead());
         assert_eq!(Process::parse("7 (a) T"), None);
         assert_eq!(Process::parse(""), None);
@@ -101,6 +139,10 @@ mod tests {
     fn this_process_is_seen() {
         let own = Process::of(std::process::id()).expect("there");
         assert!(own.threads >= 1);
+        // Younger than what is older than the machine, and no younger than what was now.
+        assert!(Uptime::now().began_after(&own, f64::INFINITY));
+        assert!(!Uptime::now().began_after(&own, 0.0));
+        assert_eq!(of_thread(std::process::id()), Some(std::process::id()));
         assert_eq!(Some(own.command), command(std::process::id()));
         assert!(all().contains(&std::process::id()));
         assert_eq!(Process::of(0), None);

@@ -36,6 +36,10 @@ pub struct Report {
     /// whether they are below it, since those who have them open are hidden.
     #[serde(default)]
     pub unplaced: usize,
+    /// How many of the files have no path and size here because there are so many of them; who wants all
+    /// of them asks for them ([`Question::Report`](crate::ask::Question)).
+    #[serde(default)]
+    pub unnamed: usize,
     /// When this was so, in seconds since 1970.
     #[serde(default)]
     pub time: f64,
@@ -331,6 +335,39 @@ impl FileLocks {
         None
     }
 
+    /// [`holder`](FileLocks::holder) of each waiter, in one pass: where all are wanted, following each chain
+    /// to its end would take the square of their length.
+    pub fn holders(&self) -> Vec<Option<&Lock>> {
+        // What those beneath a waiter have at their root. Whoever is met again on the way there is in a
+        // circle, which has none.
+        let mut beneath: Vec<Option<Option<&Lock>>> = vec![None; self.waiters.len()];
+        let mut way = Vec::new();
+        for start in 0..self.waiters.len() {
+            let mut at = start;
+            let root = loop {
+                let (Some(known), Some(waiting)) = (beneath.get(at), self.waiters.get(at)) else {
+                    break None;
+                };
+                if let Some(known) = known {
+                    break *known;
+                }
+                beneath[at] = Some(None);
+                way.push(at);
+                match waiting.blocked_by {
+                    None => break Some(&waiting.lock),
+                    Some(Blocker::Lock(lock)) => break self.locks.get(lock).map(|held| &held.lock),
+                    Some(Blocker::Waiter(above)) => at = above,
+                }
+            };
+            for at in way.drain(..) {
+                beneath[at] = Some(root);
+            }
+        }
+        let own = self.waiters.iter().zip(beneath);
+        own.map(|(waiting, root)| waiting.blocked_by.and(root).flatten())
+            .collect()
+    }
+
     /// The lock or request that this one hangs beneath.
     pub fn blocker(&self, waiting: &Waiting) -> Option<&Lock> {
         match waiting.blocked_by? {
@@ -382,6 +419,66 @@ mod tests {
         assert_eq!(report.origin, Origin::Mount);
         assert_eq!(report.totals, Totals::default());
         assert_eq!(report.files[0].locks[0].held_for, Some(1.5));
+    }
+
+    /// A file with one lock, of owner 100, and a waiter of owner 0, 1, 2... for each of these.
+    fn hanging(blockers: &[Option<Blocker>]) -> FileLocks {
+        let lock = |owner| Lock {
+            kind: Kind::Posix,
+            mode: Mode::Write,
+            start: 0,
+            end: None,
+            pid: 1,
+            command: None,
+            owner,
+        };
+        let held = Held {
+            lock: lock(100),
+            held_for: None,
+            breaking: false,
+        };
+        let waiting = |(owner, &blocked_by): (u64, &Option<Blocker>)| Waiting {
+            lock: lock(owner),
+            waits_for: None,
+            overtaken: 0,
+            depth: 0,
+            blocked_by,
+        };
+        FileLocks {
+            locks: vec![held],
+            waiters: (0..).zip(blockers).map(waiting).collect(),
+            ..FileLocks::new(1, 1)
+        }
+    }
+
+    #[test]
+    fn all_holders_at_once_are_those_of_each() {
+        use Blocker::{Lock, Waiter};
+        let file = hanging(&[
+            Some(Lock(0)),
+            Some(Waiter(0)),
+            Some(Waiter(4)),
+            None,
+            Some(Waiter(3)),
+            Some(Lock(7)),
+            Some(Waiter(5)),
+            Some(Waiter(99)),
+            // A circle, and who hangs beneath it.
+            Some(Waiter(9)),
+            Some(Waiter(8)),
+            Some(Waiter(8)),
+        ]);
+        let owners = |of: Vec<Option<&super::Lock>>| -> Vec<Option<u64>> {
+            of.into_iter()
+                .map(|lock| lock.map(|lock| lock.owner))
+                .collect()
+        };
+        let each = file.waiters.iter().map(|waiting| file.holder(waiting));
+        assert_eq!(owners(file.holders()), owners(each.collect()));
+        assert_eq!(
+            owners(file.holders())[..5],
+            [Some(100), Some(100), Some(3), None, Some(3)]
+        );
     }
 
     #[test]

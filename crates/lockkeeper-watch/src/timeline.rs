@@ -108,6 +108,8 @@ pub struct Recorder {
     waits_for: BTreeMap<Claim, VecDeque<u64>>,
     next_wait: u64,
     ended: VecDeque<Span>,
+    /// What a release covers, while it is being told: room that is used again.
+    covered: Vec<(u64, Hold)>,
 }
 
 impl Recorder {
@@ -127,11 +129,14 @@ impl Recorder {
     /// A wait ends: with the lock, or as `what` says.
     pub fn wait_ends(&mut self, claim: Claim, pid: u32, what: What, now: f64) {
         if let Some(wait) = self.take_wait(&claim) {
-            self.end(Span {
-                what,
-                to: Some(now),
-                ..wait.span()
-            });
+            keep(
+                &mut self.ended,
+                Span {
+                    what,
+                    to: Some(now),
+                    ..wait.span()
+                },
+            );
         }
         if what == What::Granted && claim.kind != Kind::Access {
             self.granted(claim, pid, now);
@@ -181,13 +186,12 @@ impl Recorder {
             .range(..=claim.start)
             .next_back()
             .map_or(claim.start, |(&start, _)| start);
-        let covered: Vec<(u64, Hold)> = holds
+        let covered = holds
             .range(from..=claim.end)
             .filter(|(_, hold)| hold.end >= claim.start && hold.from <= now)
-            .map(|(&start, &hold)| (start, hold))
-            .collect();
-        let mut ended = Vec::with_capacity(covered.len());
-        for (start, hold) in covered {
+            .map(|(&start, &hold)| (start, hold));
+        self.covered.extend(covered);
+        for (start, hold) in self.covered.drain(..) {
             holds.remove(&start);
             if start < claim.start {
                 let end = claim.start - 1;
@@ -196,16 +200,17 @@ impl Recorder {
             if hold.end > claim.end {
                 holds.insert(claim.end + 1, hold);
             }
-            ended.push(Span {
-                to: Some(now),
-                ..hold.span(claim.owner, start.max(claim.start), hold.end.min(claim.end))
-            });
+            let span = hold.span(claim.owner, start.max(claim.start), hold.end.min(claim.end));
+            keep(
+                &mut self.ended,
+                Span {
+                    to: Some(now),
+                    ..span
+                },
+            );
         }
         if holds.is_empty() {
             self.holds.remove(&key);
-        }
-        for span in ended {
-            self.end(span);
         }
     }
 
@@ -221,13 +226,6 @@ impl Recorder {
             };
             self.released(&everything, now);
         }
-    }
-
-    fn end(&mut self, span: Span) {
-        if self.ended.len() == KEPT {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(span);
     }
 
     /// The last spans that have ended, in the order of their ends; then locks that are held, and those who
@@ -250,6 +248,14 @@ impl Recorder {
             .chain(waits)
             .collect()
     }
+}
+
+/// Keeps the last that have ended.
+fn keep(ended: &mut VecDeque<Span>, span: Span) {
+    if ended.len() == KEPT {
+        ended.pop_front();
+    }
+    ended.push_back(span);
 }
 
 fn holder(claim: &Claim) -> HolderKey {

@@ -646,6 +646,6 @@ DEADLOCK: 8 (prog) waits for 7 (prog) on /m/a; 7 (prog) waits for 8 (prog) on /m
         let mut report = report();
         report.files[0].path = Some("/m/\"quoted\\\n\"".into());
         let text = dot(&report);
-        assert!(text.contains(r#"label="/m/\"quoted\\\\n\"""#), "{text}");
+        assert!(text.contains(r#"label="/m/\"quoted\\\\x0a\"""#), "{text}");
     }
 }

@@ -80,14 +80,39 @@ pub fn file(file: &FileLocks, report: &Report) -> String {
 }
 
 /// A name as it may go to a terminal: whoever names a file or a process must not write lines of his own, nor
-/// move the cursor. As lslocks(8) does, control characters are shown as `\x0a`.
+/// move the cursor, nor have what follows set from right to left. As lslocks(8) does, control characters are
+/// shown as `\x0a`.
 pub fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() {
+        if commands_the_screen(c) {
             for byte in c.encode_utf8(&mut [0; 4]).bytes() {
                 clean.push_str(&format!("\\x{byte:02x}"));
             }
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
+}
+
+/// Control characters, separators of lines, and what changes the direction of writing.
+fn commands_the_screen(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// A JSON document as it may go to a terminal. Between its strings there is nothing of the kind but line
+/// breaks, and within them serde_json leaves only what is above ASCII, and DEL.
+pub fn clean_json(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c != '\n' && commands_the_screen(c) {
+            // All of them are below U+10000.
+            clean.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {
             clean.push(c);
         }
@@ -132,5 +157,20 @@ mod tests {
     #[test]
     fn names_cannot_command_the_terminal() {
         assert_eq!(clean("a\x1b[2Jb\n\u{9b}ü"), "a\\x1b[2Jb\\x0a\\xc2\\x9bü");
+        assert_eq!(clean("\u{202e}gpj"), "\\xe2\\x80\\xaegpj");
+    }
+
+    #[test]
+    fn a_document_means_the_same_when_it_commands_nothing() {
+        let names = [
+            "a\x1b[2J\n",
+            "\u{9b}2J\x7f",
+            "\u{202e}\u{2028}é\u{1f600}\"\\",
+        ];
+        let text = serde_json::to_string_pretty(&names).expect("writes");
+        let clean = clean_json(&text);
+        assert!(!clean.chars().any(|c| c != '\n' && commands_the_screen(c)));
+        let again: Vec<String> = serde_json::from_str(&clean).expect("reads");
+        assert_eq!(again, names);
     }
 }

@@ -31,6 +31,7 @@ const PACKAGES: &[Package<'_>] = &[
     ("chromium", "the page in a real browser"),
     ("chromium-driver", "the page in a real browser"),
     ("fonts-dejavu-core", "the page in a real browser"),
+    ("graphviz", "the tree that is printed for Graphviz"),
     ("bindfs", "the bench of the mount, which compares with its lock forwarding"),
 ];
 

@@ -67,6 +67,39 @@ pub struct FilePlace {
     pub size: u64,
 }
 
+/// Says where files are.
+#[derive(Debug)]
+pub struct Places<'a> {
+    fs: &'a PassthroughFs,
+    /// Where the root is at the source.
+    root: Option<PathBuf>,
+}
+
+impl Places<'_> {
+    /// Where a file is that the kernel knows; `None` if it does not, or it cannot be told.
+    pub fn of(&self, file: FileId) -> Option<FilePlace> {
+        let fs = self.fs;
+        let inode = fs.inodes.get(fs.inodes.node_of(file)?).ok()?;
+        // From a source that does not answer: what is known of the file without asking.
+        let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(inode.fd(), c"", known, StatxFlags::BASIC_STATS).ok()?;
+        let absolute = fs.path_of(&inode)?;
+        let root = self.root.as_ref()?;
+        let mut path = absolute.strip_prefix(root).unwrap_or(&absolute).to_owned();
+        let deleted = stat.stx_nlink == 0;
+        // What the kernel appends to the name of an unlinked file.
+        if deleted && let Some(kept) = path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+            path = OsStr::from_bytes(kept).into();
+        }
+        Some(FilePlace {
+            path,
+            deleted,
+            inode: fs.shown_ino(&stat),
+            size: stat.stx_size,
+        })
+    }
+}
+
 /// What became of a request.
 #[derive(Debug)]
 pub enum Served {
@@ -168,30 +201,19 @@ impl PassthroughFs {
         Ok(stat_fd(self.inodes.get(nodeid)?.fd())?.stx_size)
     }
 
-    /// Where a file is that the kernel knows; `None` if it does not, or it cannot be told.
-    pub fn place_of(&self, file: FileId) -> Option<FilePlace> {
-        let path_of = |inode: &inode::Inode| {
-            let link = rustix::fs::readlinkat(&self.proc_fd, inode.proc_name(), Vec::new()).ok()?;
-            Some(PathBuf::from(OsString::from_vec(link.into_bytes())))
-        };
-        let inode = self.inodes.get(self.inodes.node_of(file)?).ok()?;
-        // From a source that does not answer: what is known of the file without asking.
-        let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let stat = rustix::fs::statx(inode.fd(), c"", known, StatxFlags::BASIC_STATS).ok()?;
-        let root = path_of(&*self.inodes.get(abi::ROOT_ID).ok()?)?;
-        let absolute = path_of(&inode)?;
-        let mut path = absolute.strip_prefix(&root).unwrap_or(&absolute).to_owned();
-        let deleted = stat.stx_nlink == 0;
-        // What the kernel appends to the name of an unlinked file.
-        if deleted && let Some(kept) = path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
-            path = OsStr::from_bytes(kept).into();
+    /// Where files are, for as many as are wanted now.
+    pub fn places(&self) -> Places<'_> {
+        let root = self.inodes.get(abi::ROOT_ID).ok();
+        Places {
+            fs: self,
+            root: root.and_then(|root| self.path_of(&root)),
         }
-        Some(FilePlace {
-            path,
-            deleted,
-            inode: self.shown_ino(&stat),
-            size: stat.stx_size,
-        })
+    }
+
+    /// Where it is at the source.
+    fn path_of(&self, inode: &inode::Inode) -> Option<PathBuf> {
+        let link = rustix::fs::readlinkat(&self.proc_fd, inode.proc_name(), Vec::new()).ok()?;
+        Some(PathBuf::from(OsString::from_vec(link.into_bytes())))
     }
 
     /// Serves one request about files. Locks, FLUSH, INIT and INTERRUPT are not its business.

@@ -87,7 +87,10 @@ impl TestMount {
 
     /// Locks held and waited for, by file.
     pub fn listing(&self) -> Vec<FileLocks> {
-        self.observer.listing(&self.temp.path().join("mnt"))
+        let mut files = self.observer.listing();
+        self.observer
+            .name(&mut files, &self.temp.path().join("mnt"));
+        files
     }
 
     /// Waits until the server's tables are as `wanted`, for at most 10 seconds.

@@ -29,10 +29,13 @@ impl LockManager {
         let mut listings: Vec<FileListing> = self
             .handles()
             .iter()
-            .map(|handle| FileListing {
-                file: handle.id(),
-                snapshot: handle.survey(),
-                counters: handle.counters(),
+            .map(|handle| {
+                let (snapshot, counters) = handle.survey_and_counters();
+                FileListing {
+                    file: handle.id(),
+                    snapshot,
+                    counters,
+                }
             })
             .filter(|listing| {
                 let Snapshot { granted, waiting } = &listing.snapshot;
