@@ -72,7 +72,7 @@ fn crowd(file: &FileHandle, before_each: impl Fn(u64) + Sync) {
                 for round in 0..ROUNDS {
                     records.try_lock(W, own).expect("nobody else's");
                     records.unlock(own).expect("whole");
-                    if round % 100 == 0 {
+                    if round.is_multiple_of(100) {
                         records.lock(W, of_all).expect("in no cycle");
                         records.unlock(of_all).expect("whole");
                     }
@@ -156,7 +156,7 @@ fn run_case(case: &str) {
             crowd(&file, |_| {});
         }
         "forbidden for some" => crowd(&file(), |number| {
-            if number % 2 == 0 {
+            if number.is_multiple_of(2) {
                 forbid_membarrier(libc::EPERM);
             }
         }),

@@ -309,3 +309,112 @@ fn a_wait_for_mandatory_io_is_part_of_a_cycle_and_may_be_refused() {
         assert!(first.try_recv().is_err(), "the first waits on");
     }
 }
+
+/// A wait of the model: on which file, whose, for which bytes.
+struct Waiting {
+    file: usize,
+    owner: Owner,
+    first: u64,
+    last: u64,
+}
+
+/// Whether the last of the waits is in a cycle. Another of its owner's may be in
+/// one of open files that stands, which is not this one's doing.
+fn closes_cycle(held: &[(usize, u64, Owner)], waits: &[Waiting]) -> bool {
+    let Some((last, earlier)) = waits.split_last() else {
+        return false;
+    };
+    let to = &last.owner;
+    let mut seen = vec![to.clone()];
+    let mut next = 0;
+    while next < seen.len() {
+        let owner = seen[next].clone();
+        next += 1;
+        let of_owner = earlier.iter().filter(|wait| wait.owner == owner);
+        let of_owner: Vec<&Waiting> = match owner == *to {
+            true => vec![last],
+            false => of_owner.collect(),
+        };
+        for wait in of_owner {
+            for (file, byte, holder) in held {
+                let is_there = *file == wait.file && (wait.first..=wait.last).contains(byte);
+                if is_there && *holder != owner {
+                    if holder == to {
+                        return true;
+                    }
+                    if !seen.contains(holder) {
+                        seen.push(holder.clone());
+                    }
+                }
+            }
+        }
+    }
+    false
+}
+
+/// Processes, open files and clients, on three files, most with one wait and some
+/// with several: chains, branches, and cycles that a chain runs into.
+#[test]
+fn a_wait_is_refused_exactly_where_the_obvious_search_finds_a_cycle() {
+    const OWNERS: u64 = 9;
+    let owner = |number: u64| match number % 3 {
+        2 if number.is_multiple_of(2) => Owner::from(o(number)),
+        2 => RemoteOwner::new(number.to_string().as_bytes(), -1).into(),
+        _ => p(number).into(),
+    };
+    let (mut refused, mut waiting) = (0, 0);
+    for seed in 0..3_000 {
+        let mut random = Random(seed * 7919 + 1);
+        let first = Stage::linux();
+        let files = [first.clone(), first.on(101), first.on(102)];
+        let mut held = Vec::new();
+        for _ in 0..14 {
+            let (file, byte_no, holder) = (
+                random.below(3) as usize,
+                random.below(6),
+                owner(random.below(OWNERS)),
+            );
+            if files[file].set(holder.clone(), W, byte(byte_no)) == Ok(()) {
+                held.push((file, byte_no, holder));
+            }
+        }
+        let mut waits: Vec<Waiting> = Vec::new();
+        let mut asked = Vec::new();
+        for _ in 0..20 {
+            let first = random.below(6);
+            let wait = Waiting {
+                file: random.below(3) as usize,
+                owner: owner(random.below(OWNERS)),
+                first,
+                // Mostly of one byte, so for one other.
+                last: first + random.below(4) / 3,
+            };
+            let is_free = !held.iter().any(|(file, byte, holder)| {
+                *file == wait.file
+                    && (wait.first..=wait.last).contains(byte)
+                    && *holder != wait.owner
+            });
+            if is_free {
+                continue;
+            }
+            let (file, owner) = (wait.file, wait.owner.clone());
+            let range = bytes(wait.first, wait.last);
+            waits.push(wait);
+            let closes = owner.is_refused_deadlock() && closes_cycle(&held, &waits);
+            let request = files[file].wait(owner, W, range);
+            if closes {
+                assert_eq!(request.outcome(), EDEADLK, "seed {seed}");
+                waits.pop();
+                refused += 1;
+            } else {
+                assert_eq!(request.outcome(), WAITS, "seed {seed}");
+                asked.push(request);
+                waiting += 1;
+            }
+        }
+        for request in &asked {
+            assert_eq!(request.outcome(), WAITS, "seed {seed}: refused for another");
+        }
+    }
+    assert!(refused > 1_000 && waiting > 1_000, "{refused}, {waiting}");
+}
