@@ -276,7 +276,10 @@ fn of_servers_that_start_at_once_on_a_mount_point_one_serves_it() {
             assert!(Instant::now() < deadline, "two serve in round {round}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        fs::write(place.path("mnt/f"), "served").expect("the mount is served");
+        // The others may be refused before the one has mounted.
+        place.wait_for("served", |place| {
+            place.is_mounted() && fs::write(place.path("mnt/f"), "served").is_ok()
+        });
         assert_eq!(text(&place.path("source/f")), "served");
         let mounts = text(Path::new("/proc/self/mountinfo"));
         let mountpoint = place.path("mnt");
