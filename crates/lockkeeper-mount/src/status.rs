@@ -326,7 +326,7 @@ mod tests {
         // More than a socket takes while nobody reads.
         let report = |_: Question| Report {
             version: VERSION,
-            source: "a".repeat(4 << 20).into(),
+            source: "a".repeat(4 << 20),
             ..Report::default()
         };
         let _socket = StatusSocket::listen(&path, report).expect("listens");
