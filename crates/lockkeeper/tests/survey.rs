@@ -125,3 +125,55 @@ fn a_piece_is_no_larger_than_was_asked_for() {
         }
     }
 }
+
+#[test]
+fn a_lock_that_moves_between_two_pieces_is_seen_once() {
+    let settings = Settings::default();
+    let cx = Context::new(Time(1), &settings);
+    let mut table = Table::new();
+    for byte in [0, 2, 4] {
+        table.try_lock(&write(1, byte, byte), cx).expect("free");
+    }
+    let waits = table.lock_by_offer(write(2, 0, 0), 0, cx);
+    let Ok(Lock::Waiting(id)) = waits else {
+        panic!("the byte is taken");
+    };
+    // The waiter is woken, and a newcomer is quicker: his lock is in the table itself.
+    table
+        .unlock(&ProcessId(1).into(), Range::WHOLE, cx)
+        .expect("never fails for the whole file");
+    assert!(table.next_offer().is_some());
+    table.try_lock(&write(3, 0, 0), cx).expect("free");
+
+    let mut survey = Survey::new();
+    assert!(table.survey(&mut survey, 1));
+    // The waiter comes in vain and hangs beneath the lock, which moves for that.
+    assert!(matches!(table.claim(id, cx), Ok(None)));
+    while table.survey(&mut survey, 1) {}
+    let snapshot = survey.into_snapshot();
+    assert_eq!(snapshot.granted.len(), 1);
+    assert_eq!(snapshot.waiting.len(), 1);
+}
+
+#[test]
+fn a_survey_of_a_file_that_grows_has_an_end() {
+    let settings = Settings::default();
+    let cx = Context::new(Time(1), &settings);
+    let mut table = Table::<u64>::new();
+    let mut next = 0;
+    let mut grow = |table: &mut Table<u64>| {
+        for _ in 0..3 {
+            next += 2;
+            table.try_lock(&write(next, next, next), cx).expect("free");
+        }
+    };
+    grow(&mut table);
+    let mut survey = Survey::new();
+    let mut pieces = 0;
+    while table.survey(&mut survey, 1) {
+        grow(&mut table);
+        pieces += 1;
+        assert!(pieces < 100, "no end");
+    }
+    assert!(survey.into_snapshot().granted.len() >= 3);
+}

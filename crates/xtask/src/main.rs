@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check of the project, on a developer's machine and in CI alike.
 //!
 //! The checks are the lines of one table ([`steps::STEPS`]); the Debian packages that tests need are
-//! the lines of another ([`packages::PACKAGES`]). A step that fails does not stop the ones after it,
+//! the lines of another (`packages::PACKAGES`). A step that fails does not stop the ones after it,
 //! so that one run shows everything that is wrong.
 
 #![deny(missing_docs)]

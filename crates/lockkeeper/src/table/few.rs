@@ -116,8 +116,12 @@ impl Few {
                 if place == Place::None {
                     place = Place::Free(index);
                 }
-            } else if held.space != request.space {
-            } else if held.owner == request.owner {
+                continue;
+            }
+            if held.space != request.space {
+                continue;
+            }
+            if held.owner == request.owner {
                 if held.range == request.range {
                     place = Place::Own(index);
                 } else if held.range.touches(request.range) {

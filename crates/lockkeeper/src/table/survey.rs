@@ -15,6 +15,7 @@ use super::locks::Locks;
 use super::view::{BlockedBy, GrantedView, Snapshot, WaiterView};
 use super::waiting::{Obstacle, State};
 use crate::lock::LockKind;
+use crate::slab::NIL;
 
 /// What has been copied of a table so far.
 #[derive(Debug, Default)]
@@ -24,6 +25,9 @@ pub struct Survey {
     /// The slab, and the place in it, where the next piece begins.
     stage: Stage,
     next: u32,
+    /// Where it ends: what is added behind that comes too late, so that a file that
+    /// grows is done with, too.
+    end: u32,
 }
 
 /// The locks that a table keeps in itself are copied beside the first piece.
@@ -59,6 +63,20 @@ impl Survey {
             mut waiting,
             ..
         } = self;
+        // A lock that the table kept in itself may have moved since, and been seen twice.
+        let moved: Vec<GrantedView> = granted
+            .iter()
+            .filter(|(place, _)| *place == IN_TABLE)
+            .filter(|(_, few)| {
+                let mut others = granted.iter().filter(|(place, _)| *place != IN_TABLE);
+                others.any(|(_, view)| {
+                    let (a, b) = (&few.lock, &view.lock);
+                    (a.kind, a.range, &a.owner) == (b.kind, b.range, &b.owner)
+                })
+            })
+            .map(|(_, few)| few.clone())
+            .collect();
+        granted.retain(|(place, view)| *place != IN_TABLE || !moved.contains(view));
         granted.sort_by(|(_, a), (_, b)| {
             let key = |view: &GrantedView| (rank(view.lock.kind), view.lock.range);
             key(a).cmp(&key(b)).then(a.since.cmp(&b.since))
@@ -142,6 +160,9 @@ impl Survey {
     }
 }
 
+/// The place of a lock that the table keeps in itself, beneath which nobody waits.
+const IN_TABLE: Obstacle = Obstacle::Waiter(NIL);
+
 /// Records before flocks before leases.
 fn rank(kind: LockKind) -> u8 {
     match kind {
@@ -169,9 +190,7 @@ impl<T> Table<T> {
                 since: held.since,
                 breaking: None,
             });
-            // Nobody waits beneath these.
-            let nowhere = Obstacle::Waiter(u32::MAX);
-            survey.granted.extend(few.map(|view| (nowhere, view)));
+            survey.granted.extend(few.map(|view| (IN_TABLE, view)));
         }
         match self.full_in_use() {
             Some(locks) => locks.survey(survey, count),
@@ -190,7 +209,10 @@ impl<T> Locks<T> {
                 Stage::Waiters => self.waiters.slots(),
                 Stage::Done => return false,
             };
-            while survey.next < slots {
+            if survey.next == 0 {
+                survey.end = slots;
+            }
+            while survey.next < survey.end.min(slots) {
                 if left == 0 {
                     return true;
                 }
