@@ -12,6 +12,7 @@ use lockkeeper_mount::report::{FileLocks, Kind, Lock, Mode};
 use lockkeeper_mount::status::{self, AskError};
 use lockkeeper_script::directory::{Directory, Entry, FileIdentity, Listing, Options};
 use lockkeeper_script::script::{ItemKind, LockType};
+use rustix::fs::{AtFlags, StatxFlags};
 
 /// The executor for a folder, which lists locks as the place of the folder wants it.
 ///
@@ -33,6 +34,7 @@ pub fn directory_on(directory: &Path, options: Options) -> anyhow::Result<Direct
         match status::ask(&socket) {
             Ok(_) => {
                 let listing = MountListing {
+                    directory: directory.into(),
                     socket,
                     device: place(mount.dev),
                 };
@@ -60,12 +62,22 @@ pub fn directory_on(directory: &Path, options: Options) -> anyhow::Result<Direct
 /// Asks the server of a mount.
 #[derive(Debug)]
 struct MountListing {
+    directory: PathBuf,
     socket: PathBuf,
     /// The mount's device number, as /proc/locks prints it.
     device: String,
 }
 
 impl MountListing {
+    /// Waits until the server has seen every close so far: the kernel tells it of the
+    /// last one of a description without waiting for it, but in order with what is
+    /// asked after that.
+    fn catch_up(&self) -> io::Result<()> {
+        let (flags, wanted) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+        rustix::fs::statx(rustix::fs::CWD, &self.directory, flags, wanted)?;
+        Ok(())
+    }
+
     fn locks_of(&self, file: &FileIdentity) -> io::Result<Option<FileLocks>> {
         let report = status::ask(&self.socket).map_err(io::Error::other)?;
         let mut files = report.files.into_iter();
@@ -75,6 +87,7 @@ impl MountListing {
 
 impl Listing for MountListing {
     fn entries(&mut self, file: &FileIdentity) -> io::Result<Vec<Entry>> {
+        self.catch_up()?;
         let mut entries = leases_of(
             &fs::read_to_string("/proc/locks")?,
             &format!("{}:{}", self.device, file.inode),
