@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -147,16 +147,13 @@ fn prepare_both(
     mountpoint: &Path,
     prepared: &mut Prepared,
 ) -> Result<(PathBuf, PathBuf), MountError> {
-    match fs::symlink_metadata(mountpoint).and_then(|_| fs::metadata(mountpoint)) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            let absolute = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.into());
-            unmount(&absolute, Unmount::Lazy).map_err(|error| MountError::Dead {
-                mountpoint: mountpoint.into(),
-                error,
-            })?;
-            prepared.replaced_dead_mount = true;
-        }
-        _ => {}
+    if is_dead(mountpoint) {
+        let absolute = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.into());
+        unmount(&absolute, Unmount::Lazy).map_err(|error| MountError::Dead {
+            mountpoint: mountpoint.into(),
+            error,
+        })?;
+        prepared.replaced_dead_mount = true;
     }
     let source = folder(source, prepared)?;
     let mountpoint = folder(mountpoint, prepared)?;
@@ -176,6 +173,14 @@ fn prepare_both(
         return Err(MountError::AlreadyMounted(mountpoint));
     }
     Ok((source, mountpoint))
+}
+
+/// Whether a mount is there whose server is gone. The kernel is made to ask the server: for as long as it may
+/// use attributes that it knows, a dead mount looks alive.
+fn is_dead(mountpoint: &Path) -> bool {
+    let (flags, wanted) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    rustix::fs::statx(rustix::fs::CWD, mountpoint, flags, wanted)
+        .is_err_and(|errno| errno == Errno::NOTCONN)
 }
 
 fn folder(path: &Path, prepared: &mut Prepared) -> Result<PathBuf, MountError> {
