@@ -32,7 +32,7 @@ pub struct Wanted {
     file: Option<String>,
     /// The page of its rows, from 0.
     page: usize,
-    /// A process id, or a part of the name of a file or program.
+    /// A process id, an inode number, or a part of the name of a file or program.
     find: String,
 }
 
@@ -350,7 +350,8 @@ impl<'a> Circle<'a> {
 /// What is looked for.
 enum Find {
     Everything,
-    Process(u32),
+    /// A process or an inode.
+    Number(u64),
     Text(String),
 }
 
@@ -359,7 +360,7 @@ impl Find {
         let text = text.trim();
         match text.parse() {
             _ if text.is_empty() => Find::Everything,
-            Ok(pid) => Find::Process(pid),
+            Ok(number) => Find::Number(number),
             Err(_) => Find::Text(text.to_lowercase()),
         }
     }
@@ -375,7 +376,7 @@ impl Find {
     fn finds_lock(&self, lock: &Lock) -> bool {
         match self {
             Find::Everything => true,
-            Find::Process(pid) => lock.pid == *pid,
+            Find::Number(number) => u64::from(lock.pid) == *number,
             Find::Text(text) => lock
                 .command
                 .as_ref()
@@ -383,15 +384,20 @@ impl Find {
         }
     }
 
+    /// A file without a path is called by its inode.
     fn finds_name(&self, file: &FileLocks) -> bool {
         let part = match self {
             Find::Everything => return true,
-            Find::Process(pid) => &pid.to_string(),
+            Find::Number(number) if [file.inode, file.source_inode].contains(number) => {
+                return true;
+            }
+            Find::Number(number) => &number.to_string(),
             Find::Text(text) => text,
         };
-        file.path
-            .as_ref()
-            .is_some_and(|path| path.to_lowercase().contains(part))
+        match &file.path {
+            Some(path) => path.to_lowercase().contains(part),
+            None => format!("inode {}", file.inode).contains(part),
+        }
     }
 
     fn finds_file(&self, file: &FileLocks) -> bool {
@@ -658,6 +664,18 @@ mod tests {
             let view = view(&report, &find(text));
             assert_eq!(picture(&view["files"][0]), rows, "{text}");
             assert_eq!(view["counts"]["found"], files, "{text}");
+        }
+        // A file without a path is called by its inode; a path may hold a number, too.
+        for (text, ids) in [
+            ("5", &["1-7", "1-9", "1-5"][..]),
+            ("inode 5", &["1-5"]),
+            ("INODE", &["1-5"]),
+            ("9", &["1-9"]),
+        ] {
+            let view = view(&report, &find(text));
+            let files = view["files"].as_array().expect("files");
+            let found: Vec<_> = files.iter().map(|file| &file["id"]).collect();
+            assert_eq!(found, ids, "{text}");
         }
         let nobody = view(&report, &find("nobody"));
         assert_eq!(

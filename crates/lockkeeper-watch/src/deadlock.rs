@@ -12,8 +12,14 @@
 //! file could still unlock it; programs do not count on that.)
 //!
 //! So waits are dead until shown to be alive. Each dead wait keeps one dead lock in its way as *witness*,
-//! and looks for another when that one turns out to be alive; locks only come alive, so each wait passes
-//! each lock once. From a wait by its witness to a wait of its holder, and so on, leads into a cycle.
+//! and looks for another when that one turns out to be alive. From a wait by its witness to a wait of its
+//! holder, and so on, leads into a cycle.
+//!
+//! # What it costs
+//! The sentinel of a mount looks once a second, at whatever its users do. Dead locks are kept by their place
+//! ([`in_the_way`](crate::in_the_way)), so that one in the way is found in the logarithm of their number, and leave
+//! when they come alive. Which of several is the witness is left to chance: where locks come alive one after the
+//! other, each wait in whose way they all are looks again a few times only, as the next witness is not the next to go.
 //!
 //! # When an edge counts
 //! The files of a report are looked at one after the other, so two waits in it need never have been at
@@ -24,6 +30,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::in_the_way::{Chance, InTheWay, Placed};
 use crate::report::{Deadlock, DeadlockStep, FileLocks, Kind, Lock, Mode};
 
 /// So old a wait or lock must be to count, in seconds: more than the time of a grant may be off.
@@ -32,31 +39,7 @@ pub const SETTLED: f64 = 0.02;
 /// The cycles in which waits are dead. `threads` is the number of a process's threads, `None` if that
 /// cannot be told; it is asked only where it decides.
 pub fn find(files: &[FileLocks], threads: impl Fn(u32) -> Option<usize>) -> Vec<Deadlock> {
-    let mut graph = Graph::new(files);
-    if graph.locks.is_empty() {
-        return Vec::new();
-    }
-    graph.bring_to_life();
-    // Only now: of those that seem dead there are few.
-    for group in 0..graph.groups.len() {
-        if let Some(pid) = graph.groups[group].pid
-            && graph.groups[group].is_dead
-            && threads(pid).is_none_or(|threads| threads > graph.groups[group].waits.len())
-        {
-            graph.revive(group);
-        }
-    }
-    graph.bring_to_life();
-    graph.cycles()
-}
-
-/// Whether a lock stands in the way of a request of another owner.
-pub fn is_in_the_way(lock: &Lock, request: &Lock) -> bool {
-    lock.owner != request.owner
-        && space(lock.kind) == space(request.kind)
-        && (lock.mode == Mode::Write || request.mode == Mode::Write)
-        && lock.end.is_none_or(|end| request.start <= end)
-        && request.end.is_none_or(|end| lock.start <= end)
+    Graph::of_the_dead(files, threads).cycles()
 }
 
 /// Locks of different spaces never conflict.
@@ -78,44 +61,78 @@ struct Group {
     /// The process, if it is one.
     pid: Option<u32>,
     waits: Vec<usize>,
+    locks: Vec<usize>,
     is_dead: bool,
-    /// The waits whose witness is held by this group.
-    witnessed: Vec<usize>,
 }
 
 /// A request, and where its search for a witness stands.
 struct Wait {
     step: DeadlockStep,
     groups: [Option<usize>; 2],
-    /// The place, among the locks of its file, of its witness.
-    witness: usize,
+    /// The lock that is its witness.
+    witness: Option<usize>,
     is_dead: bool,
 }
 
 /// A lock of an owner or process that waits.
-struct Blocking<'a> {
-    lock: &'a Lock,
+struct Blocking {
     groups: [Option<usize>; 2],
+    shelf: Shelf,
+    /// Its place on the shelf.
+    place: usize,
+    /// The waits whose witness it is.
+    witnessed: Vec<usize>,
+}
+
+/// Which locks conflict if they overlap: those of a file, of a space, and whether they are exclusive.
+type Shelf = (usize, u8, bool);
+
+fn shelf(file: usize, lock: &Lock, mode: Mode) -> Shelf {
+    (file, space(lock.kind), mode == Mode::Write)
 }
 
 struct Graph<'a> {
     files: &'a [FileLocks],
     groups: Vec<Group>,
     waits: Vec<Wait>,
-    /// By file.
-    locks: HashMap<usize, Vec<Blocking<'a>>>,
+    locks: Vec<Blocking>,
+    /// The locks that are dead, by place.
+    shelves: HashMap<Shelf, InTheWay>,
     /// Waits to be looked at, since their witness may be alive.
     pending: Vec<usize>,
+    chance: Chance,
+    /// How often a witness was looked for.
+    searches: usize,
 }
 
 impl<'a> Graph<'a> {
+    /// All that waits and blocks, and what of it is dead.
+    fn of_the_dead(files: &'a [FileLocks], threads: impl Fn(u32) -> Option<usize>) -> Graph<'a> {
+        let mut graph = Graph::new(files);
+        graph.bring_to_life();
+        // Only now: of those that seem dead there are few.
+        for group in 0..graph.groups.len() {
+            if let Some(pid) = graph.groups[group].pid
+                && graph.groups[group].is_dead
+                && threads(pid).is_none_or(|threads| threads > graph.groups[group].waits.len())
+            {
+                graph.revive(group);
+            }
+        }
+        graph.bring_to_life();
+        graph
+    }
+
     fn new(files: &'a [FileLocks]) -> Graph<'a> {
         let mut graph = Graph {
             files,
             groups: Vec::new(),
             waits: Vec::new(),
-            locks: HashMap::new(),
+            locks: Vec::new(),
+            shelves: HashMap::new(),
             pending: Vec::new(),
+            chance: Chance::default(),
+            searches: 0,
         };
         let mut owners: HashMap<u64, usize> = HashMap::new();
         let mut processes: HashMap<u32, usize> = HashMap::new();
@@ -127,41 +144,52 @@ impl<'a> Graph<'a> {
                     let add = || graph.add_group(Some(pid));
                     *processes.entry(pid).or_insert_with(add)
                 });
-                let groups = [Some(of_owner), of_process];
-                for group in groups.into_iter().flatten() {
-                    graph.groups[group].waits.push(graph.waits.len());
-                }
-                if is_settled(waiting.waits_for) {
-                    graph.pending.push(graph.waits.len());
-                } else {
-                    for group in groups.into_iter().flatten() {
-                        graph.groups[group].is_dead = false;
-                    }
-                }
-                graph.waits.push(Wait {
-                    step: DeadlockStep { file, waiter },
-                    groups,
-                    witness: 0,
-                    is_dead: is_settled(waiting.waits_for),
-                });
+                graph.add_wait(
+                    DeadlockStep { file, waiter },
+                    [Some(of_owner), of_process],
+                    is_settled(waiting.waits_for),
+                );
             }
         }
+        let mut shelves: HashMap<Shelf, Vec<Placed>> = HashMap::new();
         for (file, listed) in files.iter().enumerate() {
             if listed.waiters.is_empty() {
                 continue;
             }
             for held in listed.locks.iter().filter(|held| is_settled(held.held_for)) {
+                let lock = &held.lock;
                 let groups = [
-                    owners.get(&held.lock.owner).copied(),
-                    processes.get(&held.lock.pid).copied(),
+                    owners.get(&lock.owner).copied(),
+                    processes.get(&lock.pid).copied(),
                 ];
-                if groups != [None, None] {
-                    graph.locks.entry(file).or_default().push(Blocking {
-                        lock: &held.lock,
-                        groups,
-                    });
+                if !graph.is_dead(groups) {
+                    continue;
                 }
+                let shelf = shelf(file, lock, lock.mode);
+                let placed = Placed {
+                    start: lock.start,
+                    end: lock.end.unwrap_or(u64::MAX),
+                    owner: lock.owner,
+                    number: graph.locks.len(),
+                };
+                shelves.entry(shelf).or_default().push(placed);
+                for group in groups.into_iter().flatten() {
+                    graph.groups[group].locks.push(graph.locks.len());
+                }
+                graph.locks.push(Blocking {
+                    groups,
+                    shelf,
+                    place: 0,
+                    witnessed: Vec::new(),
+                });
             }
+        }
+        for (shelf, locks) in shelves {
+            let placed = InTheWay::new(locks);
+            for (place, lock) in placed.locks().iter().enumerate() {
+                graph.locks[lock.number].place = place;
+            }
+            graph.shelves.insert(shelf, placed);
         }
         graph
     }
@@ -170,16 +198,33 @@ impl<'a> Graph<'a> {
         self.groups.push(Group {
             pid,
             waits: Vec::new(),
+            locks: Vec::new(),
             is_dead: true,
-            witnessed: Vec::new(),
         });
         self.groups.len() - 1
     }
 
-    /// The group for which a lock is dead.
-    fn dead_group(&self, lock: &Blocking<'_>) -> Option<usize> {
-        let mut groups = lock.groups.into_iter().flatten();
-        groups.find(|&group| self.groups[group].is_dead)
+    fn add_wait(&mut self, step: DeadlockStep, groups: [Option<usize>; 2], is_dead: bool) {
+        let wait = self.waits.len();
+        for group in groups.into_iter().flatten() {
+            self.groups[group].waits.push(wait);
+            self.groups[group].is_dead &= is_dead;
+        }
+        if is_dead {
+            self.pending.push(wait);
+        }
+        self.waits.push(Wait {
+            step,
+            groups,
+            witness: None,
+            is_dead,
+        });
+    }
+
+    /// Whether a lock of these is.
+    fn is_dead(&self, groups: [Option<usize>; 2]) -> bool {
+        let mut groups = groups.into_iter().flatten();
+        groups.any(|group| self.groups[group].is_dead)
     }
 
     /// Looks at all that is pending: finds witnesses, and brings to life what has none.
@@ -188,8 +233,9 @@ impl<'a> Graph<'a> {
             if !self.waits[wait].is_dead {
                 continue;
             }
-            match self.next_witness(wait) {
-                Some(group) => self.groups[group].witnessed.push(wait),
+            self.waits[wait].witness = self.find_witness(wait);
+            match self.waits[wait].witness {
+                Some(lock) => self.locks[lock].witnessed.push(wait),
                 None => {
                     self.waits[wait].is_dead = false;
                     for group in self.waits[wait].groups.into_iter().flatten() {
@@ -200,35 +246,48 @@ impl<'a> Graph<'a> {
         }
     }
 
-    fn next_witness(&mut self, wait: usize) -> Option<usize> {
-        let Wait { step, witness, .. } = self.waits[wait];
+    /// A dead lock of another owner that conflicts with the request.
+    fn find_witness(&mut self, wait: usize) -> Option<usize> {
+        self.searches += 1;
+        let step = self.waits[wait].step;
         let request = &self.files[step.file].waiters[step.waiter].lock;
-        let locks = self.locks.get(&step.file)?;
-        let (place, group) = locks
-            .iter()
-            .enumerate()
-            .skip(witness)
-            .find_map(|(i, lock)| {
-                let is_in_the_way = is_in_the_way(lock.lock, request);
-                Some((i, is_in_the_way.then(|| self.dead_group(lock))??))
-            })?;
-        self.waits[wait].witness = place;
-        Some(group)
+        let conflicting = match request.mode {
+            Mode::Write => &[Mode::Write, Mode::Read][..],
+            Mode::Read => &[Mode::Write],
+        };
+        conflicting.iter().find_map(|&mode| {
+            let locks = self.shelves.get(&shelf(step.file, request, mode))?;
+            let end = request.end.unwrap_or(u64::MAX);
+            locks.find(request.start, end, request.owner, &mut self.chance)
+        })
     }
 
     fn revive(&mut self, group: usize) {
-        let group = &mut self.groups[group];
-        if group.is_dead {
-            group.is_dead = false;
-            self.pending.append(&mut group.witnessed);
+        if !std::mem::take(&mut self.groups[group].is_dead) {
+            return;
+        }
+        for lock in std::mem::take(&mut self.groups[group].locks) {
+            if self.is_dead(self.locks[lock].groups) {
+                continue;
+            }
+            let Blocking {
+                shelf,
+                place,
+                witnessed,
+                ..
+            } = &mut self.locks[lock];
+            self.pending.append(witnessed);
+            if let Some(locks) = self.shelves.get_mut(shelf) {
+                locks.remove(*place);
+            }
         }
     }
 
     /// A wait of the holder of this one's witness.
     fn next(&self, wait: usize) -> Option<usize> {
-        let Wait { step, witness, .. } = self.waits[wait];
-        let lock = self.locks.get(&step.file)?.get(witness)?;
-        let group = self.dead_group(lock)?;
+        let lock = &self.locks[self.waits[wait].witness?];
+        let mut groups = lock.groups.into_iter().flatten();
+        let group = groups.find(|&group| self.groups[group].is_dead)?;
         self.groups[group].waits.first().copied()
     }
 
@@ -258,6 +317,8 @@ impl<'a> Graph<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::report::{Held, Waiting};
 
@@ -359,51 +420,176 @@ mod tests {
         assert_eq!(owners(&[one]).len(), 0);
     }
 
-    #[test]
-    fn conflicts_are_those_of_the_locks() {
-        let with = |change: &dyn Fn(&mut Lock)| {
-            let mut lock = lock(Kind::Ofd, 1, 10, 19);
-            change(&mut lock);
-            lock
-        };
-        let request = lock(Kind::Posix, 2, 15, 15);
-        for (change, expected) in [
-            (&(|_: &mut Lock| {}) as &dyn Fn(&mut Lock), true),
-            (&|lock| lock.mode = Mode::Read, true),
-            (&|lock| lock.owner = 2, false),
-            (&|lock| lock.kind = Kind::Flock, false),
-            (&|lock| lock.kind = Kind::Access, true),
-            (&|lock| lock.start = 16, false),
-            (&|lock| lock.end = Some(14), false),
-            (&|lock| lock.end = None, true),
-        ] {
-            assert_eq!(is_in_the_way(&with(change), &request), expected);
-        }
-        let reads = with(&|lock| lock.mode = Mode::Read);
-        assert!(!is_in_the_way(
-            &reads,
-            &Lock {
-                owner: 2,
-                ..reads.clone()
+    /// Whether a lock stands in the way of a request of another owner.
+    fn is_in_the_way(lock: &Lock, request: &Lock) -> bool {
+        lock.owner != request.owner
+            && space(lock.kind) == space(request.kind)
+            && (lock.mode == Mode::Write || request.mode == Mode::Write)
+            && lock.end.is_none_or(|end| request.start <= end)
+            && request.end.is_none_or(|end| lock.start <= end)
+    }
+
+    /// The waits that are dead, as the head of this module says it: all are, until one is found that is not.
+    fn slowly(files: &[FileLocks], threads: usize) -> Vec<bool> {
+        let waits: Vec<(usize, &Waiting)> = files
+            .iter()
+            .enumerate()
+            .flat_map(|(file, listed)| listed.waiters.iter().map(move |waiting| (file, waiting)))
+            .collect();
+        let mut dead: Vec<bool> = waits
+            .iter()
+            .map(|(_, waiting)| is_settled(waiting.waits_for))
+            .collect();
+        loop {
+            let all_dead = |is_one: &dyn Fn(&Lock) -> bool, least: usize| {
+                let ones: Vec<usize> = (0..waits.len())
+                    .filter(|&wait| is_one(&waits[wait].1.lock))
+                    .collect();
+                ones.len() >= least && ones.iter().all(|&wait| dead[wait])
+            };
+            let is_dead_lock = |held: &Held| {
+                let Lock { owner, pid, .. } = held.lock;
+                is_settled(held.held_for)
+                    && (all_dead(&|lock| lock.owner == owner, 1)
+                        || (pid != 0 && all_dead(&|lock| lock.pid == pid, threads)))
+            };
+            let alive = (0..waits.len()).find(|&wait| {
+                let (file, waiting) = waits[wait];
+                let mut locks = files[file].locks.iter();
+                dead[wait]
+                    && !locks
+                        .any(|held| is_in_the_way(&held.lock, &waiting.lock) && is_dead_lock(held))
+            });
+            match alive {
+                Some(wait) => dead[wait] = false,
+                None => return dead,
             }
-        ));
+        }
+    }
+
+    fn any_lock() -> impl Strategy<Value = Lock> {
+        let kinds = [Kind::Posix, Kind::Ofd, Kind::Flock, Kind::Access];
+        (
+            (0..kinds.len(), any::<bool>()),
+            (0..12_u64, prop::option::weighted(0.9, 0..4_u64)),
+            (1..9_u64, 0..6_u32),
+        )
+            .prop_map(
+                move |((kind, is_read), (start, length), (owner, pid))| Lock {
+                    kind: kinds[kind],
+                    mode: if is_read { Mode::Read } else { Mode::Write },
+                    end: length.map(|length| start + length),
+                    pid,
+                    ..lock(Kind::Ofd, owner, start, 0)
+                },
+            )
+    }
+
+    fn any_file() -> impl Strategy<Value = FileLocks> {
+        let age = || prop::sample::select(vec![Some(9.0), Some(9.0), Some(9.0), None, Some(0.0)]);
+        let held = (any_lock(), age()).prop_map(|(lock, held_for)| Held {
+            lock,
+            held_for,
+            breaking: false,
+        });
+        let waiting = (any_lock(), age()).prop_map(|(lock, waits_for)| Waiting {
+            lock,
+            waits_for,
+            ..waits(0, 0, 0)
+        });
+        (
+            prop::collection::vec(held, 0..8),
+            prop::collection::vec(waiting, 0..6),
+        )
+            .prop_map(|(locks, waiters)| file(locks, waiters))
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_those_are_dead_that_an_obvious_search_finds(
+            files in prop::collection::vec(any_file(), 1..4),
+            threads in 1..3_usize,
+        ) {
+            let graph = Graph::of_the_dead(&files, |_| Some(threads));
+            let dead: Vec<bool> = graph.waits.iter().map(|wait| wait.is_dead).collect();
+            prop_assert_eq!(&dead, &slowly(&files, threads));
+            let cycles = graph.cycles();
+            prop_assert_eq!(cycles.is_empty(), !dead.contains(&true));
+            for cycle in &cycles {
+                for (place, step) in cycle.steps.iter().enumerate() {
+                    let next = cycle.steps[(place + 1) % cycle.steps.len()];
+                    let request = &files[step.file].waiters[step.waiter].lock;
+                    let next = &files[next.file].waiters[next.waiter].lock;
+                    let mut locks = files[step.file].locks.iter();
+                    let is_of_next = |lock: &Lock| {
+                        lock.owner == next.owner || (lock.pid != 0 && lock.pid == next.pid)
+                    };
+                    let is_witness = locks.any(|held| {
+                        is_in_the_way(&held.lock, request) && is_of_next(&held.lock)
+                    });
+                    prop_assert!(is_witness, "{cycle:?}");
+                }
+            }
+        }
+    }
+
+    /// So often a witness may be looked for: a few times a wait.
+    fn searches_allowed(waits: usize) -> usize {
+        waits * 2 * (waits.ilog2() as usize + 1)
     }
 
     #[test]
-    fn a_long_cycle_and_a_knot_of_everybody_end() {
+    fn very_many_locks_and_waiters_of_one_file_are_searched_a_few_times_each() {
+        const MANY: u64 = 100_000;
+        // Each holds a byte and waits for the next one's; the last one waits for nobody.
+        let own_bytes = |count: u64| -> Vec<Held> { (0..count).map(|i| held(i, i, i)).collect() };
+        let next_bytes = |count: u64| -> Vec<Waiting> {
+            (0..count)
+                .map(|i| waits(i, (i + 1) % MANY, (i + 1) % MANY))
+                .collect()
+        };
+        let chain = [file(own_bytes(MANY), next_bytes(MANY - 1))];
+        let circle = [file(own_bytes(MANY), next_bytes(MANY))];
+        // Each waits for all before it, and they come alive one after the other.
+        let stairs = [file(
+            own_bytes(MANY),
+            (1..MANY).map(|i| waits(i, 0, i - 1)).collect(),
+        )];
+        // The same the other way round.
+        let down = [file(
+            own_bytes(MANY),
+            (0..MANY - 1).map(|i| waits(i, i + 1, MANY)).collect(),
+        )];
+        // Readers that all want to write: each waits for all others.
+        let mut knot = [file(
+            (0..MANY).map(|i| held(i, 0, 9)).collect(),
+            (0..MANY).map(|i| waits(i, 0, 9)).collect(),
+        )];
+        for held in &mut knot[0].locks {
+            held.lock.mode = Mode::Read;
+        }
+        for (files, dead) in [
+            (&chain, 0),
+            (&circle, MANY as usize),
+            (&stairs, 0),
+            (&down, 0),
+            (&knot, MANY as usize),
+        ] {
+            let graph = Graph::of_the_dead(files, |_| None);
+            let found = graph.waits.iter().filter(|wait| wait.is_dead).count();
+            assert_eq!(found, dead);
+            assert_eq!(graph.cycles().is_empty(), dead == 0);
+            let allowed = searches_allowed(graph.waits.len());
+            assert!(graph.searches <= allowed, "{} > {allowed}", graph.searches);
+        }
+    }
+
+    #[test]
+    fn a_long_cycle_over_files_ends() {
         let long: Vec<FileLocks> = (0..10_000)
             .map(|i| file(vec![held(i, 0, 9)], vec![waits((i + 1) % 10_000, 0, 0)]))
             .collect();
         assert_eq!(find(&long, |_| None)[0].steps.len(), 10_000);
-        // Readers that all want to write: each waits for all others.
-        let mut knot = file(
-            (0..5000).map(|i| held(i, 0, 9)).collect(),
-            (0..5000).map(|i| waits(i, 0, 9)).collect(),
-        );
-        for held in &mut knot.locks {
-            held.lock.mode = Mode::Read;
-        }
-        assert!(!find(&[knot], |_| None).is_empty());
     }
 
     /// A flock of this process through an open file of its own.

@@ -55,8 +55,15 @@ pub fn explain(report: &Report, pid: u32, sight: &dyn Sight) -> Option<Vec<Strin
     if waits.is_empty() {
         return Some(vec![teller.no_wait(pid)]);
     }
-    let paragraphs = waits.iter().map(|wait| teller.wait(pid, wait));
-    Some(paragraphs.collect())
+    let told = waits.iter().take(WAITS);
+    let mut paragraphs: Vec<String> = told.map(|wait| teller.wait(pid, wait)).collect();
+    if waits.len() > WAITS {
+        paragraphs.push(format!(
+            "It waits for {}; `lockkeeper locks {pid}` lists them all.",
+            words::count(waits.len() - WAITS, "more lock", "more locks")
+        ));
+    }
+    Some(paragraphs)
 }
 
 /// A request, and where it stands in the report.
@@ -76,8 +83,10 @@ struct Teller<'a> {
     dead: HashMap<(usize, usize), &'a Deadlock>,
 }
 
-/// So many steps of a chain are told one by one.
+/// So many steps of a chain, or processes, are told one by one.
 const NAMED: usize = 6;
+/// So many waits of a process have a paragraph each.
+const WAITS: usize = 10;
 
 // Writing to a string cannot fail.
 impl<'a> Teller<'a> {
@@ -301,7 +310,7 @@ impl<'a> Teller<'a> {
         let pid = holder.pid;
         let path = file.path.as_deref().filter(|_| !file.deleted);
         let openers = path.map_or_else(Vec::new, |path| self.sight.openers(Path::new(path)));
-        let waiting: Vec<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
+        let waiting: HashSet<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
         let heirs: Vec<u32> = openers
             .into_iter()
             .filter(|opener| *opener != pid && !waiting.contains(opener))
@@ -312,10 +321,18 @@ impl<'a> Teller<'a> {
                  that inherited it and cannot be seen from here, or in a message on its way."
             ),
             heirs => {
-                let names: Vec<String> = heirs.iter().map(|&heir| self.name(heir)).collect();
-                let kills: Vec<String> = heirs.iter().map(u32::to_string).collect();
+                let named = &heirs[..heirs.len().min(NAMED)];
+                let names: Vec<String> = named.iter().map(|&heir| self.name(heir)).collect();
+                let kills: Vec<String> = named.iter().map(u32::to_string).collect();
+                let and_more = match heirs.len() - named.len() {
+                    0 => String::new(),
+                    more => format!(
+                        " and {}",
+                        words::count(more, "more process", "more processes")
+                    ),
+                };
                 format!(
-                    "Process {pid}, which took it, has ended, but the file is still open in {}, which may have \
+                    "Process {pid}, which took it, has ended, but the file is still open in {}{and_more}, which may have \
                      inherited the lock with it: it lasts until they unlock, close the file, or end (`kill {}`).",
                     names.join(", "),
                     kills.join(" ")
@@ -329,33 +346,38 @@ impl<'a> Teller<'a> {
     }
 
     fn in_deadlock(&self, wait: &Wait<'a>, cycle: &Deadlock) -> String {
+        // One more than are named, as each is told with the next.
+        let steps = cycle.steps.iter().take(NAMED + 1);
+        let named: Vec<(&FileLocks, &Lock)> = steps
+            .filter_map(|&step| self.report.wait_of(step))
+            .map(|(file, waiting)| (file, &waiting.lock))
+            .collect();
         let mut pids: Vec<u32> = Vec::new();
-        let mut chain = Vec::new();
-        for &step in &cycle.steps {
-            if let Some((file, waiting)) = self.report.wait_of(step) {
-                chain.push((words::who(&waiting.lock), words::file(file, self.report)));
-                if waiting.lock.pid != 0 && !pids.contains(&waiting.lock.pid) {
-                    pids.push(waiting.lock.pid);
-                }
+        for (_, lock) in named.iter().take(NAMED) {
+            if lock.pid != 0 && !pids.contains(&lock.pid) {
+                pids.push(lock.pid);
             }
         }
         let mut text = match self.deadlock_of(wait.place) {
             Some(_) => "It never ends by itself: this is a deadlock.".to_owned(),
             None => "It never ends by itself: what it waits for is in a deadlock.".to_owned(),
         };
-        for (index, (who, file)) in chain.iter().enumerate().take(NAMED) {
-            let (next, _) = &chain[(index + 1) % chain.len()];
+        for (index, (file, lock)) in named.iter().enumerate().take(NAMED) {
+            let (_, next) = named[(index + 1) % named.len()];
             let separator = if index == 0 { " " } else { ", " };
-            let _ = write!(text, "{separator}{who} waits for {next} on {file}");
+            let _ = write!(
+                text,
+                "{separator}{} waits for {} on {}",
+                words::who(lock),
+                words::who(next),
+                words::file(file, self.report)
+            );
         }
-        if chain.len() > NAMED {
-            let _ = write!(text, ", and so on, {} in all", words::number(chain.len()));
+        if cycle.steps.len() > NAMED {
+            let all = words::number(cycle.steps.len());
+            let _ = write!(text, ", and so on, {all} in all");
         }
-        let kills: Vec<String> = pids
-            .iter()
-            .take(NAMED)
-            .map(|pid| format!("`kill {pid}`"))
-            .collect();
+        let kills: Vec<String> = pids.iter().map(|pid| format!("`kill {pid}`")).collect();
         let _ = write!(
             text,
             ". Nobody is refused for a cycle of open files, so one must be ended: {}.",
@@ -630,6 +652,63 @@ mod tests {
         assert!(text.contains("and 19,996 before that"), "{text}");
         let text = explain(&report, 1, &All).expect("known").join("");
         assert!(text.contains("19,998 requests wait for it"), "{text}");
+    }
+
+    #[test]
+    fn what_is_told_has_an_end_however_many_there_are() {
+        const MANY: u32 = 100_000;
+        // A process with very many threads that wait, one beneath the other.
+        let mut deep = file("/m/deep", 1, &[(2, ROOT)]);
+        for at in 1..MANY as usize {
+            let above = Blocker::Waiter(at - 1);
+            deep.waiters.push(Waiting {
+                blocked_by: Some(above),
+                ..deep.waiters[0].clone()
+            });
+        }
+        let paragraphs = explain(&report(vec![deep]), 2, &MadeUp(vec![])).expect("known");
+        assert_eq!(paragraphs.len(), WAITS + 1);
+        assert_eq!(
+            paragraphs[WAITS],
+            "It waits for 99,990 more locks; `lockkeeper locks 2` lists them all."
+        );
+        // A deadlock of very many processes.
+        let file_of = |pid| file("/m/a", pid % MANY + 1, &[(pid, ROOT)]);
+        let mut circle = report((1..=MANY).map(file_of).collect());
+        let steps = (0..MANY as usize).map(|file| DeadlockStep { file, waiter: 0 });
+        circle.deadlocks = vec![Deadlock {
+            steps: steps.collect(),
+        }];
+        let text = told(&circle, 3, &[]);
+        assert!(text.len() < 1500, "{text}");
+        assert!(
+            text.contains("6 (prog) waits for 7 (prog) on /m/a, and so on, 100,000 in all"),
+            "{text}"
+        );
+        // Very many heirs of a lock.
+        struct Heirs;
+        impl Sight for Heirs {
+            fn process(&self, pid: u32) -> Option<Process> {
+                MadeUp(vec![(1, 'X')]).process(pid)
+            }
+            fn openers(&self, _: &Path) -> Vec<u32> {
+                (10..MANY).collect()
+            }
+            fn process_of(&self, _: u32) -> Option<u32> {
+                None
+            }
+            fn is_younger(&self, _: &Process, _: f64) -> bool {
+                false
+            }
+        }
+        let waiters: Vec<(u32, Blocker)> = (1000..MANY).map(|pid| (pid, ROOT)).collect();
+        let report = report(vec![file("/m/a", 1, &waiters)]);
+        let text = explain(&report, 1000, &Heirs).expect("known").join("");
+        assert!(
+            text.contains("open in 10, 11, 12, 13, 14, 15 and 984 more processes, which"),
+            "{text}"
+        );
+        assert!(text.contains("(`kill 10 11 12 13 14 15`)"), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 pub mod ask;
 pub mod deadlock;
 pub mod explain;
+mod in_the_way;
 pub mod kernel;
 pub mod metrics;
 pub mod process;

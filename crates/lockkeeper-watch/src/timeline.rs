@@ -93,15 +93,16 @@ struct Wait {
     from: f64,
 }
 
-/// Record locks and flocks do not see each other.
-type HolderKey = (u64, bool);
+/// Whose it is, and whether it is a flock: record locks and flocks do not see each other.
+type Holder = (u64, bool);
 
 /// Records one file. Begins with nothing: what is held and waited for is told first, with when it began, the
 /// longest waits first.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
-    /// By their first byte.
-    holds: BTreeMap<HolderKey, BTreeMap<u64, Hold>>,
+    /// By their first byte. One map, and not one for each holder, since an empty one keeps its room: who locks and
+    /// unlocks again and again allocates nothing.
+    holds: BTreeMap<(Holder, u64), Hold>,
     /// By their number.
     waits: BTreeMap<u64, Wait>,
     /// The numbers of the waits for a claim: threads of a process may wait for the same.
@@ -155,10 +156,8 @@ impl Recorder {
     /// A lock is taken, or was at that time.
     pub fn granted(&mut self, claim: Claim, pid: u32, now: f64) {
         // What is held already changes nothing.
-        let known = self
-            .holds
-            .get(&holder(&claim))
-            .and_then(|holds| holds.get(&claim.start));
+        let place = (holder(&claim), claim.start);
+        let known = self.holds.get(&place);
         if known.is_some_and(|hold| hold.end == claim.end && hold.mode == claim.mode) {
             return;
         }
@@ -170,35 +169,28 @@ impl Recorder {
             pid,
             from: now,
         };
-        self.holds
-            .entry(holder(&claim))
-            .or_default()
-            .insert(claim.start, hold);
+        self.holds.insert(place, hold);
     }
 
     /// An owner's locks end where `claim` covers them, whatever their mode. What was taken after `now` stays.
     pub fn released(&mut self, claim: &Claim, now: f64) {
-        let key = holder(claim);
-        let Some(holds) = self.holds.get_mut(&key) else {
-            return;
-        };
-        let from = holds
-            .range(..=claim.start)
-            .next_back()
-            .map_or(claim.start, |(&start, _)| start);
+        let holder = holder(claim);
+        let holds = &mut self.holds;
+        let before = holds.range((holder, 0)..=(holder, claim.start)).next_back();
+        let from = before.map_or((holder, claim.start), |(&place, _)| place);
         let covered = holds
-            .range(from..=claim.end)
+            .range(from..=(holder, claim.end))
             .filter(|(_, hold)| hold.end >= claim.start && hold.from <= now)
-            .map(|(&start, &hold)| (start, hold));
+            .map(|(&(_, start), &hold)| (start, hold));
         self.covered.extend(covered);
         for (start, hold) in self.covered.drain(..) {
-            holds.remove(&start);
+            holds.remove(&(holder, start));
             if start < claim.start {
                 let end = claim.start - 1;
-                holds.insert(start, Hold { end, ..hold });
+                holds.insert((holder, start), Hold { end, ..hold });
             }
             if hold.end > claim.end {
-                holds.insert(claim.end + 1, hold);
+                holds.insert((holder, claim.end + 1), hold);
             }
             let span = hold.span(claim.owner, start.max(claim.start), hold.end.min(claim.end));
             keep(
@@ -208,9 +200,6 @@ impl Recorder {
                     ..span
                 },
             );
-        }
-        if holds.is_empty() {
-            self.holds.remove(&key);
         }
     }
 
@@ -235,11 +224,8 @@ impl Recorder {
         let held = self
             .holds
             .iter()
-            .flat_map(|(&(owner, _), holds)| {
-                holds.iter().map(move |(start, hold)| (owner, start, hold))
-            })
             .take(TOLD)
-            .map(|(owner, &start, hold)| hold.span(owner, start, hold.end));
+            .map(|(&((owner, _), start), hold)| hold.span(owner, start, hold.end));
         let waits = self.waits.values().take(TOLD).map(Wait::span);
         self.ended
             .range(ended..)
@@ -258,7 +244,7 @@ fn keep(ended: &mut VecDeque<Span>, span: Span) {
     ended.push_back(span);
 }
 
-fn holder(claim: &Claim) -> HolderKey {
+fn holder(claim: &Claim) -> Holder {
     (claim.owner, claim.kind == Kind::Flock)
 }
 

@@ -1,5 +1,6 @@
 //! The wait trees as a picture: for a terminal, and for Graphviz.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
@@ -17,8 +18,14 @@ pub struct Style {
     pub all: bool,
 }
 
-/// So many waiters beneath one blocker, and locks that nobody waits for, are drawn unless all are wanted.
+/// So many waiters beneath one blocker, locks that somebody waits for, and locks that nobody does, are drawn unless all
+/// are wanted.
 const SHOWN: usize = 50;
+/// So many files, and so many waiters of one, are drawn unless all are wanted.
+const FILES: usize = 100;
+const WAITERS: usize = 500;
+/// So many deadlocks are named unless all are wanted.
+const DEADLOCKS: usize = 20;
 /// So deep the picture goes unless all is wanted.
 const DEPTH: usize = 20;
 /// Deeper than this nothing is set further to the right: the number of the level stands there instead.
@@ -38,19 +45,55 @@ pub fn draw(report: &Report, style: Style) -> String {
     let mut picture = Picture {
         out: String::new(),
         style,
+        left: 0,
     };
     let none = HashSet::new();
-    for (index, file) in report.files.iter().enumerate() {
+    let (shown, hidden) = if style.all {
+        ((0..report.files.len()).collect(), Vec::new())
+    } else {
+        most_wanted(report.files.len(), FILES, |file| {
+            (dead.contains_key(&file), report.files[file].waiters.len())
+        })
+    };
+    for index in shown {
+        let file = &report.files[index];
         let forest = Forest::new(file, dead.get(&index).unwrap_or(&none));
         picture.file(report, file, &forest);
     }
-    for cycle in &report.deadlocks {
+    if !hidden.is_empty() {
+        picture.more_files(hidden.iter().map(|&file| &report.files[file]));
+    }
+    let named = if style.all { usize::MAX } else { DEADLOCKS };
+    for cycle in report.deadlocks.iter().take(named) {
         let text = deadlock(report, cycle);
         picture.paint(ALARM, "DEADLOCK");
         let _ = writeln!(picture.out, ": {text}");
     }
+    if report.deadlocks.len() > named {
+        let more = words::count(
+            report.deadlocks.len() - named,
+            "more deadlock",
+            "more deadlocks",
+        );
+        picture.summed_up(&format!("and {more}"));
+    }
     let _ = writeln!(picture.out, "{}", summary(report));
     picture.out
+}
+
+/// Of so many, the `most` that matter most and the others, both in their order.
+fn most_wanted<K: Ord>(
+    count: usize,
+    most: usize,
+    matters: impl Fn(usize) -> K,
+) -> (Vec<usize>, Vec<usize>) {
+    let mut places: Vec<usize> = (0..count).collect();
+    // Stable: of those that matter as much the first.
+    places.sort_by_cached_key(|&place| Reverse(matters(place)));
+    let mut hidden = places.split_off(most.min(count));
+    places.sort_unstable();
+    hidden.sort_unstable();
+    (places, hidden)
 }
 
 /// `3 locks on 2 files, 1 request waits, the oldest for 12 s.`
@@ -190,6 +233,8 @@ fn longer(a: Option<f64>, b: Option<f64>) -> Option<f64> {
 struct Picture {
     out: String,
     style: Style,
+    /// So many more waiters of the file are drawn.
+    left: usize,
 }
 
 /// A list of waiters that is being drawn.
@@ -215,38 +260,71 @@ impl Picture {
         let name = words::file(file, report);
         self.paint(BOLD, &name);
         self.out.push('\n');
-        // Locks that somebody waits for are drawn all; of the others the first.
-        let mut idle = 0;
-        let shown: Vec<usize> = (0..file.locks.len())
-            .filter(|&lock| {
-                let is_idle = forest.beneath_lock[lock].is_empty();
-                idle += usize::from(is_idle);
-                !is_idle || self.style.all || idle <= SHOWN
-            })
-            .collect();
-        let hidden = file.locks.len() - shown.len();
+        let most = if self.style.all { usize::MAX } else { SHOWN };
+        self.left = if self.style.all { usize::MAX } else { WAITERS };
+        let (waited_for, idle): (Vec<usize>, Vec<usize>) =
+            (0..file.locks.len()).partition(|&lock| !forest.beneath_lock[lock].is_empty());
+        let size = |lock: usize| forest.sum(&forest.beneath_lock[lock]).0;
+        let (mut shown, queues) =
+            most_wanted(waited_for.len(), most, |place| size(waited_for[place]));
+        for place in &mut shown {
+            *place = waited_for[*place];
+        }
+        shown.extend(idle.iter().take(most));
+        shown.sort_unstable();
+        let hidden = idle.len().saturating_sub(most);
         let has_free = !forest.free.is_empty();
         for (place, &lock) in shown.iter().enumerate() {
-            let is_last = place + 1 == shown.len() && hidden == 0 && !has_free;
+            let is_last = place + 1 == shown.len() && queues.is_empty() && hidden == 0 && !has_free;
             self.branch(&[], is_last);
             self.held(file, lock);
             self.beneath(forest, &forest.beneath_lock[lock], &[!is_last]);
         }
+        if !queues.is_empty() {
+            self.branch(&[], hidden == 0 && !has_free);
+            let waiting: usize = queues.iter().map(|&place| size(waited_for[place])).sum();
+            self.summed_up(&format!(
+                "and {} for which {}",
+                words::count(queues.len(), "more lock", "more locks"),
+                words::count(waiting, "request waits", "requests wait")
+            ));
+        }
         if hidden > 0 {
             self.branch(&[], !has_free);
-            let text = format!(
-                "{} and {} that nobody waits for",
-                self.ellipsis(),
+            self.summed_up(&format!(
+                "and {} that nobody waits for",
                 words::count(hidden, "more lock", "more locks")
-            );
-            self.paint(DIM, &text);
-            self.out.push('\n');
+            ));
         }
         if has_free {
             self.branch(&[], true);
             self.out.push_str("free\n");
             self.beneath(forest, &forest.free, &[false]);
         }
+    }
+
+    fn more_files<'a>(&mut self, files: impl Iterator<Item = &'a FileLocks>) {
+        let (mut count, mut locks, mut waiters) = (0, 0, 0);
+        for file in files {
+            count += 1;
+            locks += file.locks.len();
+            waiters += file.waiters.len();
+        }
+        let waiting = match waiters {
+            0 => "nobody waits there".into(),
+            waiters => words::count(waiters, "request waits there", "requests wait there"),
+        };
+        self.summed_up(&format!(
+            "and {} with {}; {waiting} (--all shows them)",
+            words::count(count, "more file", "more files"),
+            words::count(locks, "lock", "locks"),
+        ));
+    }
+
+    fn summed_up(&mut self, text: &str) {
+        let text = format!("{} {text}", self.ellipsis());
+        self.paint(DIM, &text);
+        self.out.push('\n');
     }
 
     fn held(&mut self, file: &FileLocks, lock: usize) {
@@ -307,16 +385,16 @@ impl Picture {
             let rest = level.left.as_slice();
             let too_many = level.shown == limit && !rest.is_empty();
             let too_deep = !self.style.all && lines.len() > DEPTH && !rest.is_empty();
-            if too_many || too_deep {
+            let too_long = self.left == 0 && !rest.is_empty();
+            if too_many || too_deep || too_long {
                 let (count, oldest) = forest.sum(rest);
                 level.left = [].iter();
                 self.branch(&lines, true);
-                let mut text = format!("{} and {} more", self.ellipsis(), words::number(count));
+                let mut text = format!("and {} more", words::number(count));
                 if let Some(oldest) = oldest {
                     let _ = write!(text, ", oldest {}", words::duration(oldest));
                 }
-                self.paint(DIM, &text);
-                self.out.push('\n');
+                self.summed_up(&text);
                 continue;
             }
             let Some(&waiter) = level.left.next() else {
@@ -325,6 +403,7 @@ impl Picture {
                 continue;
             };
             level.shown += 1;
+            self.left -= 1;
             let is_last = level.left.as_slice().is_empty();
             self.branch(&lines, is_last);
             self.waiting(forest, waiter, lines.len());
@@ -543,6 +622,74 @@ mod tests {
         );
         let all = draw(&report, Style { all: true, ..PLAIN });
         assert_eq!(all.matches("waits 0.5 s").count(), 10_000);
+    }
+
+    #[test]
+    fn a_picture_has_an_end_however_many_files_locks_and_branches_there_are() {
+        const MANY: u64 = 100_000;
+        let flock = |pid| lock(Kind::Flock, pid, 0, None);
+        let byte = |pid, start| lock(Kind::Posix, pid, start, Some(start));
+        // A waiter for each of very many locks; and a tree that branches in three everywhere.
+        let queues = file(
+            "/m/queues",
+            (0..MANY).map(|at| held(byte(7, at * 2), 1.0)).collect(),
+            (0..MANY as usize)
+                .map(|at| waits(byte(8, at as u64 * 2), 1.0, Blocker::Lock(at)))
+                .collect(),
+        );
+        let bush = |at: usize| match at {
+            0 => Blocker::Lock(0),
+            at => Blocker::Waiter((at - 1) / 3),
+        };
+        let bush = file(
+            "/m/bush",
+            vec![held(flock(7), 1.0)],
+            (0..MANY as usize)
+                .map(|at| waits(flock(8), 1.0, bush(at)))
+                .collect(),
+        );
+        let mut report = Report {
+            files: vec![queues, bush],
+            ..Report::default()
+        };
+        let text = draw(&report, PLAIN);
+        assert!(text.lines().count() < 3000, "{}", text.lines().count());
+        let more = "└─ … and 99,950 more locks for which 99,950 requests wait\n";
+        assert!(text.contains(more), "{text}");
+        // Nobody is lost: what is not drawn is summed up.
+        let of_bush = text.split("/m/bush").nth(1).expect("drawn");
+        let summed_up: usize = of_bush
+            .lines()
+            .filter_map(|line| line.split_once("… and ")?.1.split_once(" more, oldest"))
+            .map(|(count, _)| count.replace(',', "").parse::<usize>().expect("a number"))
+            .sum();
+        let drawn = of_bush.matches("waits 1 s").count();
+        assert_eq!((drawn, drawn + summed_up), (WAITERS, MANY as usize));
+        // Very many files and deadlocks: those of a deadlock and with waiters are drawn.
+        report.files = (0..MANY)
+            .map(|number| file(&format!("/m/{number}"), vec![held(flock(7), 1.0)], vec![]))
+            .collect();
+        report.files[70_000]
+            .waiters
+            .push(waits(flock(8), 1.0, Blocker::Lock(0)));
+        let step = DeadlockStep {
+            file: 70_000,
+            waiter: 0,
+        };
+        report.deadlocks = vec![Deadlock { steps: vec![step] }; MANY as usize];
+        let text = draw(&report, PLAIN);
+        assert!(
+            text.contains("/m/0\n") && text.contains("/m/70000\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "… and 99,900 more files with 99,900 locks; nobody waits there (--all shows them)\n"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("… and 99,980 more deadlocks\n"), "{text}");
+        assert!(text.lines().count() < 300, "{text}");
     }
 
     #[test]

@@ -283,10 +283,11 @@ impl State {
     fn arrange(&mut self) {
         let mut lines = self.all_lines();
         let filter = self.filter.to_lowercase();
-        let pid = self.filter.parse::<u32>().ok();
+        let number = self.filter.parse::<u64>().ok();
         lines.retain(|line| {
             line.name.to_lowercase().contains(&filter)
-                || pid.is_some_and(|pid| self.concerns(line.id, pid))
+                || number
+                    .is_some_and(|number| line.id.1 == number || self.concerns(line.id, number))
         });
         let column = self.column;
         lines.sort_by(|a, b| {
@@ -339,11 +340,11 @@ impl State {
     }
 
     /// Whether the process has or wants a lock there.
-    fn concerns(&self, id: Id, pid: u32) -> bool {
+    fn concerns(&self, id: Id, number: u64) -> bool {
         self.open_file(id).is_some_and(|file| {
             let held = file.locks.iter().map(|held| held.lock.pid);
             let wanted = file.waiters.iter().map(|waiting| waiting.lock.pid);
-            held.chain(wanted).any(|other| other == pid)
+            held.chain(wanted).any(|pid| u64::from(pid) == number)
         })
     }
 }

@@ -1,13 +1,13 @@
 //! Puts files together from what /proc/locks and the processes say.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 
 use super::Key;
 use super::open_files::{Blocked, Call, OpenFile, blocked_threads};
 use super::proc_locks::{Line, Record};
 use crate::process;
-use crate::report::{Blocker, FileLocks, Held, Kind, Lock, Waiting};
+use crate::report::{Blocker, FileLocks, Held, Kind, Lock, Mode, Waiting};
 
 /// Numbers of owners begin here, so that they are none of a mount's.
 const PROCESSES: u64 = 1 << 62;
@@ -27,6 +27,10 @@ pub(crate) fn files(
             by_file.entry(key).or_default().push(record);
         }
     }
+    let mut open_by_file: HashMap<Key, Vec<&OpenFile>> = HashMap::new();
+    for file in open {
+        open_by_file.entry(file.key).or_default().push(file);
+    }
     let mut commands = HashMap::new();
     let mut next_owner = OPEN_FILES;
     let mut files: Vec<FileLocks> = by_file
@@ -34,10 +38,10 @@ pub(crate) fn files(
         .map(|(key, mut records)| {
             // As a mount lists them; the kernel's order is of the processors that took them.
             records.sort_by_key(|record| (rank(record.held.kind), record.held.start));
-            let open: Vec<&OpenFile> = open.iter().filter(|file| file.key == key).collect();
+            let open = open_by_file.remove(&key).unwrap_or_default();
             let builder = Builder {
                 owners: Owners::new(&records, &open, &mut next_owner),
-                blocked: blocked(&records, &open),
+                blocked: AllBlocked::new(blocked(&records, &open)),
                 commands: &mut commands,
             };
             let (path, is_deleted) = &names[&key];
@@ -68,11 +72,9 @@ pub(crate) fn append(file: &mut FileLocks, other: FileLocks) {
         }));
 }
 
-/// Whether a record is of this file.
-pub(crate) fn is_of(record: &Record, file: &FileLocks) -> bool {
-    record.key().is_some_and(|(major, minor, inode)| {
-        file.source_device == rustix::fs::makedev(major, minor) && file.source_inode == inode
-    })
+/// The file of this key, by its device and inode as in a report.
+pub(crate) fn id_of((major, minor, inode): Key) -> (u64, u64) {
+    (rustix::fs::makedev(major, minor), inode)
 }
 
 fn rank(kind: Kind) -> u8 {
@@ -91,20 +93,56 @@ fn blocked(records: &[&Record], open: &[&OpenFile]) -> Vec<Blocked> {
     }
     let mut pids: Vec<u32> = open.iter().map(|file| file.pid).collect();
     pids.dedup();
+    let descriptors: HashSet<(u32, u32)> = open.iter().map(|file| (file.pid, file.fd)).collect();
     pids.into_iter()
         .flat_map(blocked_threads)
-        .filter(|blocked| {
-            let mut open = open.iter();
-            open.any(|file| (file.pid, file.fd) == (blocked.pid, blocked.fd))
-        })
+        .filter(|blocked| descriptors.contains(&(blocked.pid, blocked.fd)))
         .collect()
+}
+
+/// Threads in lock calls, by what they ask for, each until it is taken for a waiter.
+#[derive(Default)]
+struct AllBlocked {
+    ofd: HashMap<(Mode, u64, Option<u64>), Vec<Blocked>>,
+    /// Those of which it cannot be read what they ask for.
+    unread: Vec<Blocked>,
+    /// By their process.
+    flock: HashMap<u32, Vec<Blocked>>,
+}
+
+impl AllBlocked {
+    fn new(threads: Vec<Blocked>) -> AllBlocked {
+        let mut all = AllBlocked::default();
+        // Taken from the end: the first comes first.
+        for blocked in threads.into_iter().rev() {
+            match blocked.call {
+                Call::Ofd(Some(wanted)) => all.ofd.entry(wanted).or_default().push(blocked),
+                Call::Ofd(None) => all.unread.push(blocked),
+                Call::Flock => all.flock.entry(blocked.pid).or_default().push(blocked),
+            }
+        }
+        all
+    }
+
+    /// One that may be this waiter.
+    fn take(&mut self, line: &Line) -> Option<Blocked> {
+        match line.kind {
+            Kind::Ofd => {
+                let asking = self.ofd.get_mut(&(line.mode, line.start, line.end));
+                let known = asking.and_then(Vec::pop);
+                known.or_else(|| self.unread.pop())
+            }
+            Kind::Flock => self.flock.get_mut(&line.pid)?.pop(),
+            _ => None,
+        }
+    }
 }
 
 /// Which open file each descriptor is of.
 struct Owners<'a> {
     by_descriptor: HashMap<(u32, u32), u64>,
     /// By the text of a lock: who holds such, one entry for each lock.
-    holders: HashMap<&'a str, Vec<(u64, u32)>>,
+    holders: HashMap<&'a str, VecDeque<(u64, u32)>>,
     next: &'a mut u64,
 }
 
@@ -124,8 +162,18 @@ impl<'a> Owners<'a> {
         // Sorted, so that the same processes give the same answer.
         let mut texts: Vec<(&'a str, usize)> = times.into_iter().collect();
         texts.sort_unstable();
+        let mut having: HashMap<&str, Vec<&OpenFile>> = HashMap::new();
+        for &file in open {
+            for lock in &file.locks {
+                let having = having.entry(lock).or_default();
+                if having.last().is_none_or(|&last| !std::ptr::eq(last, file)) {
+                    having.push(file);
+                }
+            }
+        }
         for (text, times) in texts {
-            owners.add(text, times, open);
+            let having = having.get(text).map_or(&[][..], Vec::as_slice);
+            owners.add(text, times, having);
         }
         owners
     }
@@ -146,13 +194,11 @@ impl<'a> Owners<'a> {
 
     /// A lock that is listed once is of one open file, whoever shares it. Of locks that look alike
     /// each is given to another open file of those that say they have one.
-    fn add(&mut self, text: &'a str, times: usize, open: &[&OpenFile]) {
-        let mut holders: Vec<(u64, u32)> = Vec::new();
+    fn add(&mut self, text: &'a str, times: usize, having: &[&OpenFile]) {
+        let mut holders: VecDeque<(u64, u32)> = VecDeque::new();
+        let mut counted: HashSet<u64> = HashSet::new();
         let mut shared: HashMap<&str, u64> = HashMap::new();
-        for file in open {
-            if !file.locks.iter().any(|lock| lock == text) {
-                continue;
-            }
+        for file in having {
             let known = self.by_descriptor.get(&(file.pid, file.fd)).copied();
             let state = file.state.as_str();
             let owner = known.unwrap_or_else(|| match shared.get(state) {
@@ -161,8 +207,8 @@ impl<'a> Owners<'a> {
             });
             shared.insert(state, owner);
             self.by_descriptor.insert((file.pid, file.fd), owner);
-            if holders.iter().all(|&(other, _)| other != owner) {
-                holders.push((owner, file.pid));
+            if counted.insert(owner) {
+                holders.push_back((owner, file.pid));
             }
         }
         self.holders.insert(text, holders);
@@ -170,24 +216,21 @@ impl<'a> Owners<'a> {
 
     /// Whose this lock is, and a process that has it.
     fn holder(&mut self, text: &str) -> (u64, u32) {
-        let taken = self.holders.get_mut(text).filter(|left| !left.is_empty());
-        match taken {
-            Some(left) => left.remove(0),
-            None => (self.new_owner(), 0),
-        }
+        let taken = self.holders.get_mut(text).and_then(VecDeque::pop_front);
+        taken.unwrap_or_else(|| (self.new_owner(), 0))
     }
 }
 
 struct Builder<'a> {
     owners: Owners<'a>,
-    blocked: Vec<Blocked>,
+    blocked: AllBlocked,
     commands: &'a mut HashMap<u32, Option<String>>,
 }
 
 impl Builder<'_> {
     fn file(mut self, key: Key, records: &[&Record]) -> FileLocks {
-        let (major, minor, inode) = key;
-        let mut file = FileLocks::new(rustix::fs::makedev(major, minor), inode);
+        let (device, inode) = id_of(key);
+        let mut file = FileLocks::new(device, inode);
         for record in records {
             let index = file.locks.len();
             let lock = self.held(&record.held);
@@ -239,14 +282,7 @@ impl Builder<'_> {
     }
 
     fn waiting(&mut self, line: &Line) -> Lock {
-        let asks = |blocked: &Blocked| match (line.kind, blocked.call) {
-            (Kind::Ofd, Call::Ofd(Some(wanted))) => wanted == (line.mode, line.start, line.end),
-            (Kind::Ofd, Call::Ofd(None)) => true,
-            (Kind::Flock, Call::Flock) => blocked.pid == line.pid,
-            _ => false,
-        };
-        let found = self.blocked.iter().position(asks);
-        let found = found.map(|index| self.blocked.swap_remove(index));
+        let found = self.blocked.take(line);
         let (owner, pid) = match (line.kind, found) {
             (Kind::Ofd | Kind::Flock, Some(Blocked { pid, fd, .. })) => {
                 (self.owners.of(pid, fd), pid)
@@ -360,6 +396,64 @@ mod tests {
         // Nobody whom we may look at.
         let file = build(&text, &[]);
         assert_eq!(file.locks[0].lock.pid, 0);
+    }
+
+    #[test]
+    fn very_many_locks_and_open_files_are_put_together_in_one_pass() {
+        const MANY: usize = 20_000;
+        let alike = "OFDLCK ADVISORY READ -1 08:02:7 0 9";
+        let own = |at: usize| {
+            format!(
+                "OFDLCK ADVISORY WRITE -1 08:02:7 {} {}",
+                at * 2 + 10,
+                at * 2 + 10
+            )
+        };
+        let mut text = format!("1: {alike}\n").repeat(MANY);
+        let mut locks = vec![alike.to_owned()];
+        for at in 0..MANY {
+            locks.push(own(at));
+            text += &format!("1: {}\n", own(at));
+            text += &format!(
+                "1: -> OFDLCK ADVISORY  WRITE -1 08:02:7 {} EOF\n",
+                at * 2 + 10
+            );
+        }
+        let mut all = vec![OpenFile {
+            locks,
+            ..open(4_000_000, 3, "a", &[])
+        }];
+        all.extend((1..MANY as u32).map(|fd| open(4_000_000, fd + 3, "a", &[alike])));
+        let file = build(&text, &all);
+        let owners: HashSet<u64> = file.locks.iter().map(|held| held.lock.owner).collect();
+        assert_eq!((file.locks.len(), owners.len()), (2 * MANY, MANY));
+        assert_eq!(file.waiters.len(), MANY);
+    }
+
+    #[test]
+    fn a_waiter_is_a_thread_that_asks_for_the_same_or_may() {
+        let line = |text: &str| {
+            let mut records = parse(&format!(
+                "1: FLOCK  ADVISORY  WRITE 1 08:02:7 0 EOF\n{text}\n"
+            ));
+            records.remove(0).waiters.remove(0)
+        };
+        let ofd = line("1: -> OFDLCK ADVISORY  WRITE -1 08:02:7 5 EOF");
+        let flock = line("1: -> FLOCK  ADVISORY  WRITE 8 08:02:7 0 EOF");
+        let thread = |pid, call| Blocked { pid, fd: 3, call };
+        let mut all = AllBlocked::new(vec![
+            thread(5, Call::Ofd(None)),
+            thread(6, Call::Ofd(Some((Mode::Write, 5, None)))),
+            thread(7, Call::Ofd(Some((Mode::Read, 5, None)))),
+            thread(8, Call::Flock),
+            thread(6, Call::Ofd(Some((Mode::Write, 5, None)))),
+        ]);
+        let mut taken = |line| all.take(line).map(|blocked| blocked.pid);
+        assert_eq!(
+            [(); 4].map(|()| taken(&ofd)),
+            [Some(6), Some(6), Some(5), None]
+        );
+        assert_eq!([(); 2].map(|()| taken(&flock)), [Some(8), None]);
     }
 
     #[test]

@@ -104,19 +104,18 @@ impl Place {
     fn confirm(&self, report: &mut Report, before: &[Record]) -> io::Result<()> {
         std::thread::sleep(PAUSE);
         let now = self.records()?;
-        let texts = |records: &[Record], file: &FileLocks| {
-            let of_file = records
-                .iter()
-                .filter(|record| build::is_of(record, file))
-                .flat_map(|record| std::iter::once(&record.held).chain(&record.waiters));
-            let mut texts: Vec<String> = of_file.map(|line| line.text.clone()).collect();
-            texts.sort_unstable();
-            texts
-        };
-        let files = &report.files;
+        let (before, now) = (texts_by_file(before), texts_by_file(&now));
+        let is_as_before: Vec<bool> = report
+            .files
+            .iter()
+            .map(|file| {
+                let id = (file.source_device, file.source_inode);
+                before.get(&id) == now.get(&id)
+            })
+            .collect();
         report.deadlocks.retain(|deadlock| {
             let mut steps = deadlock.steps.iter();
-            steps.all(|step| texts(before, &files[step.file]) == texts(&now, &files[step.file]))
+            steps.all(|step| is_as_before[step.file])
         });
         Ok(())
     }
@@ -170,6 +169,7 @@ impl Place {
 
     /// Looks for files by their inode numbers below the folder.
     fn walk(&self, wanted: &HashSet<Key>, names: &mut HashMap<Key, (PathBuf, bool)>) {
+        let inodes: HashSet<u64> = wanted.iter().map(|key| key.2).collect();
         let mut folders = vec![self.path.clone()];
         let mut left = WALK;
         while let Some(folder) = folders.pop() {
@@ -185,7 +185,7 @@ impl Place {
                     folders.push(entry.path());
                 }
                 // Only a number so far; another file system below may have the same.
-                if wanted.iter().any(|key| key.2 == entry.ino())
+                if inodes.contains(&entry.ino())
                     && let Ok(mounts) = Mounts::own()
                     && let Ok(key) = open_files::identify(&entry.path(), &mounts)
                     && wanted.contains(&key)
@@ -195,6 +195,22 @@ impl Place {
             }
         }
     }
+}
+
+/// What the records of each file say, in order, by device and inode as in a report.
+fn texts_by_file(records: &[Record]) -> HashMap<(u64, u64), Vec<&str>> {
+    let mut texts: HashMap<(u64, u64), Vec<&str>> = HashMap::new();
+    for record in records {
+        if let Some(key) = record.key() {
+            let lines = std::iter::once(&record.held).chain(&record.waiters);
+            let of_file = texts.entry(build::id_of(key)).or_default();
+            of_file.extend(lines.map(|line| line.text.as_str()));
+        }
+    }
+    for of_file in texts.values_mut() {
+        of_file.sort_unstable();
+    }
+    texts
 }
 
 /// The leases on the files of a device, which is a FUSE mount: the kernel keeps those to itself. They are
@@ -230,13 +246,15 @@ pub fn add_leases(report: &mut Report, major: u32, minor: u32) -> io::Result<()>
         .map(|&key| (key, (PathBuf::new(), false)))
         .collect();
     let names = names.into_iter().chain(unknown).collect();
+    let places: HashMap<u64, usize> = report
+        .files
+        .iter()
+        .enumerate()
+        .map(|(place, file)| (file.inode, place))
+        .collect();
     for leased in build::files(&records, &[], &names) {
-        match report
-            .files
-            .iter_mut()
-            .find(|file| file.inode == leased.inode)
-        {
-            Some(file) => build::append(file, leased),
+        match places.get(&leased.inode) {
+            Some(&place) => build::append(&mut report.files[place], leased),
             None => report.files.push(leased),
         }
     }
