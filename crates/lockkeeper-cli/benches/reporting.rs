@@ -2,7 +2,10 @@
 //!
 //! `cargo bench -p lockkeeper-cli --bench reporting`
 //!
-//! Needs root, as the server and the holder of the locks have a descriptor for each file, and python3.
+//! Needs root and python3. The server has two descriptors for each file, and the holder of the locks one: where the
+//! limit (`ulimit -Hn`, which root may raise unless it was told not to) allows fewer than 100,000 files, it takes as
+//! many as it allows, and says so. Of 100,000 files without a mount the server's part is measured in any case: what it
+//! takes to visit them, to look for deadlocks, and to write it all down.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -13,6 +16,15 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lockkeeper::LockManager;
+use lockkeeper_mount::{
+    FileId, HandleId, LockClass, LockKind, LockRequest, LockService, ManagerService, Owner,
+    OwnerKind, Range, RequestId,
+};
+use lockkeeper_watch::report::Report;
+use lockkeeper_watch::{deadlock, process};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 type Failure = Box<dyn Error>;
 
 /// Each question is asked so often; the middle one counts.
@@ -21,12 +33,13 @@ const TIMES: usize = 7;
 /// Locks bytes that are not beside each other, as those would be one lock; or a byte of each file.
 const HOLD: &str = r#"
 import fcntl, sys
+count = int(sys.argv[2])
 files = []
 if sys.argv[1] == "one":
     f = open("one", "w")
-    for start in range(100000): fcntl.lockf(f, fcntl.LOCK_EX, 1, start * 2)
+    for start in range(count): fcntl.lockf(f, fcntl.LOCK_EX, 1, start * 2)
 else:
-    for number in range(100000):
+    for number in range(count):
         f = open("file-%d" % number, "w")
         fcntl.lockf(f, fcntl.LOCK_EX, 1, 0)
         files.append(f)
@@ -34,11 +47,25 @@ print("ready", flush=True)
 sys.stdin.read()
 "#;
 
+/// So many locks there are.
+const LOCKS: usize = 100_000;
+
 fn main() -> Result<(), Failure> {
+    let descriptors = raise_limit()?;
+    // Two of the server's a file, and some for the rest; it gives back what is unused from three quarters on.
+    let files = LOCKS.min(descriptors.saturating_sub(1000) as usize / 8 * 3);
+    if files < LOCKS {
+        println!(
+            "Only {descriptors} descriptors are allowed, so a mount has locks on {files} files."
+        );
+    }
     let mount = Mount::start()?;
-    for (how, name) in [("one", "on one file"), ("many", "over as many files")] {
-        let mut holder = with_descriptors("python3")
-            .args(["-c", HOLD, how])
+    for (how, count, name) in [
+        ("one", LOCKS, "on one file".to_owned()),
+        ("many", files, format!("over {files} files")),
+    ] {
+        let mut holder = Command::new("python3")
+            .args(["-c", HOLD, how, &count.to_string()])
             .current_dir(mount.temp.path().join("mnt"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,7 +87,7 @@ fn main() -> Result<(), Failure> {
                 size = length;
             }
             println!(
-                "100,000 locks {name:20} {question:8} {:6.1} ms until it is there, {:6.1} ms with {:.1} MB of text",
+                "{count:6} locks {name:17} {question:8} {:6.1} ms until it is there, {:6.1} ms with {:.1} MB of text",
                 middle(&mut first),
                 middle(&mut all),
                 size as f64 / 1e6
@@ -69,20 +96,81 @@ fn main() -> Result<(), Failure> {
         drop(holder.stdin.take());
         holder.wait()?;
     }
+    without_a_mount()
+}
+
+/// The server's part of a report on very many files: all but their paths and sizes.
+fn without_a_mount() -> Result<(), Failure> {
+    let service = ManagerService::new(LockManager::new());
+    for number in 0..LOCKS as u64 {
+        service.setlk(&LockRequest {
+            id: RequestId(number),
+            file: FileId {
+                dev: 1,
+                ino: number,
+            },
+            handle: HandleId(number + 1),
+            owner: Owner {
+                kind: OwnerKind::Process,
+                id: 1,
+            },
+            class: LockClass::Posix,
+            kind: LockKind::Write,
+            range: Range { start: 0, end: 0 },
+            pid: std::process::id(),
+            tid: std::process::id(),
+        })?;
+    }
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..TIMES {
+        let begun = Instant::now();
+        let mut report = Report {
+            files: service.listing(),
+            ..Report::default()
+        };
+        times[0].push(begun.elapsed());
+        report.deadlocks = deadlock::find(&report.files, process::threads);
+        times[1].push(begun.elapsed());
+        let text = serde_json::to_vec(&report)?;
+        times[2].push(begun.elapsed());
+        assert!(text.len() > LOCKS);
+    }
+    println!(
+        "{LOCKS} locks over as many files without a mount: {:.1} ms until all were visited, {:.1} ms with the search for \
+         deadlocks, {:.1} ms with the text",
+        middle(&mut times[0]),
+        middle(&mut times[1]),
+        middle(&mut times[2])
+    );
     Ok(())
+}
+
+/// So many descriptors this process and those it starts may have from now on.
+fn raise_limit() -> Result<u64, Failure> {
+    const WANTED: u64 = 400_000;
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: Some(WANTED),
+        maximum: Some(limit.maximum.map_or(WANTED, |most| most.max(WANTED))),
+    };
+    if setrlimit(Resource::Nofile, all).is_ok() {
+        return Ok(WANTED);
+    }
+    let maximum = limit.maximum;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    )?;
+    Ok(maximum.unwrap_or(WANTED))
 }
 
 /// In milliseconds.
 fn middle(times: &mut [Duration]) -> f64 {
     times.sort();
     times[times.len() / 2].as_secs_f64() * 1e3
-}
-
-/// A program that may have as many files open as these loads take.
-fn with_descriptors(program: &str) -> Command {
-    let mut command = Command::new("prlimit");
-    command.args(["--nofile=400000:400000", program]);
-    command
 }
 
 struct Mount {
@@ -94,7 +182,7 @@ impl Mount {
     fn start() -> Result<Mount, Failure> {
         let temp = tempfile::tempdir()?;
         let said = temp.path().join("said");
-        let server = with_descriptors(env!("CARGO_BIN_EXE_lockkeeper"))
+        let server = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
             .args(["mount", "source", "mnt"])
             .current_dir(temp.path())
             .stdin(Stdio::null())

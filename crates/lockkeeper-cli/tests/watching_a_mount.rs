@@ -266,6 +266,70 @@ refused(lambda: record(f, fcntl.F_SETLK, fcntl.F_WRLCK, 6, 1), errno.ENOLCK)
     assert_eq!(events(&mount, "slow_wait").len(), 2);
 }
 
+/// The kernel's lease break time, made short for as long as this lives.
+struct ShortLeases(String);
+
+const LEASE_BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
+
+impl ShortLeases {
+    fn new() -> ShortLeases {
+        let before = fs::read_to_string(LEASE_BREAK_TIME).expect("reads");
+        fs::write(LEASE_BREAK_TIME, "2").expect("writes");
+        ShortLeases(before)
+    }
+}
+
+impl Drop for ShortLeases {
+    fn drop(&mut self) {
+        fs::write(LEASE_BREAK_TIME, &self.0).expect("writes");
+    }
+}
+
+#[test]
+#[ignore = "needs FUSE and packages: run by cargo xtask test"]
+fn a_lease_that_is_taken_away_is_a_line_of_the_log_and_one_given_up_is_not() {
+    let _short = ShortLeases::new();
+    let mount = Mount::with(&["--log", "json", "--log-file", "log"]);
+    let pid = mount.python(
+        r#"
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, lambda *_: None)
+for name in "kept", "given": open(name, "w").close()
+kept = os.open("kept", os.O_RDONLY)
+fcntl.fcntl(kept, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+given = os.open("given", os.O_RDONLY)
+fcntl.fcntl(given, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+def opened(name):
+    pid = os.fork()
+    if pid == 0:
+        os.open(name, os.O_WRONLY)
+        os._exit(0)
+    return pid
+writer = opened("given")
+while fcntl.fcntl(given, fcntl.F_GETLEASE) != fcntl.F_UNLCK: pass
+fcntl.fcntl(given, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+os.waitpid(writer, 0)
+os.waitpid(opened("kept"), 0)
+print(os.getpid())
+"#,
+    );
+    let found = events(&mount, "lease_timed_out");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let event = &found[0];
+    assert_eq!(event["pid"].to_string(), pid.trim(), "{event}");
+    let is_of_file = |name: &str| {
+        event["file"]
+            .as_str()
+            .is_some_and(|file| file.ends_with(name))
+    };
+    assert!(is_of_file("mnt/kept"), "{event}");
+    assert!(
+        event["after"].as_f64().is_some_and(|after| after >= 2.0),
+        "{event}"
+    );
+    assert_eq!(event["level"], "WARN");
+}
+
 /// `lockkeeper locks --watch` on a pipe, of which a listing has been read.
 fn watching(mount: &Mount) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut watch = Command::new(PROGRAM)

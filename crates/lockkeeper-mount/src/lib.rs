@@ -33,6 +33,7 @@
 //!
 //!  service      the LockService over lockkeeper's LockManager
 //!  timelines    what is recorded of the files that somebody watches
+//!  leases       which were taken away, as far as the kernel lets on
 //!  turn         of servers that start at once on one mount point, one mounts
 //!  status       the socket over which a listing is asked for; what it says: lockkeeper-watch
 //! ```
@@ -54,6 +55,7 @@ mod caller;
 mod credentials;
 mod device;
 mod fs;
+mod leases;
 mod locks;
 pub mod mountpoint;
 mod owners;

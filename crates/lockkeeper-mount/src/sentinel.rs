@@ -1,7 +1,7 @@
 //! Looks once a second for what somebody should know of, and logs it: deadlocks, long waits, refusals.
 //!
 //! A look visits only files on which somebody has waited for a while, so that it costs nothing where
-//! nobody does, and lock calls never. Each deadlock and each long wait is told once; what comes in crowds
+//! nobody does, and lock calls never; and reads /proc/locks for the leases ([`leases`](crate::leases)). Each deadlock and each long wait is told once; what comes in crowds
 //! is told by its first few and their number.
 
 use std::collections::{HashMap, HashSet};
@@ -15,6 +15,7 @@ use std::time::Duration;
 use lockkeeper_watch::report::{Deadlock, FileLocks};
 use lockkeeper_watch::{deadlock, process, words};
 
+use crate::leases::{Leases, TimedOut};
 use crate::locks::FileId;
 use crate::server::Observer;
 use crate::service::ManagerService;
@@ -25,7 +26,7 @@ use crate::tally::{Asker, LongWait, Refusals};
 const PERIOD: Duration = Duration::from_secs(1);
 /// A file is looked at once somebody has waited on it for so long.
 const PAUSE: Duration = Duration::from_millis(500);
-/// So many long waits are told of in one look, one by one.
+/// So many long waits are told of in one look, one by one, and so many owners of a deadlock.
 const CROWD: usize = 20;
 
 /// A thread that looks; dropped, it ends.
@@ -52,6 +53,7 @@ impl Sentinel {
             slow,
             suspected: HashSet::new(),
             told: HashSet::new(),
+            leases: session.dev().map(Leases::of_mount),
         };
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new()
@@ -84,9 +86,12 @@ impl Drop for Sentinel {
 enum Event {
     /// Owners that wait for each other for ever.
     Deadlock {
+        /// The first of them.
         owners: Vec<String>,
         pids: Vec<u32>,
         files: Vec<String>,
+        /// How many there are.
+        count: usize,
     },
     /// A wait has become long.
     SlowWait {
@@ -114,6 +119,8 @@ enum Event {
     },
     /// So many more were.
     MoreRefused(u64),
+    /// The kernel took a lease away.
+    LeaseTimedOut(TimedOut),
 }
 
 impl Event {
@@ -123,6 +130,7 @@ impl Event {
                 owners,
                 pids,
                 files,
+                count,
             } => {
                 let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
                 tracing::warn!(
@@ -130,6 +138,7 @@ impl Event {
                     owners = owners.join(", "),
                     pids = pids.join(" "),
                     files = files.join(", "),
+                    count,
                     "deadlock: these wait for each other, and nobody is refused for it; one must be ended"
                 );
             }
@@ -178,6 +187,19 @@ impl Event {
                 count,
                 "more requests refused with EDEADLK in the last second"
             ),
+            Event::LeaseTimedOut(TimedOut {
+                file,
+                holder,
+                pid,
+                after,
+            }) => tracing::warn!(
+                event = "lease_timed_out",
+                file,
+                holder,
+                pid,
+                after = after.as_secs_f64(),
+                "a lease was not given up in time, and was taken away"
+            ),
         }
     }
 }
@@ -195,6 +217,7 @@ struct Look {
     suspected: HashSet<Vec<WaitKey>>,
     /// Those told of that still are there.
     told: HashSet<Vec<WaitKey>>,
+    leases: Option<Leases>,
 }
 
 impl Look {
@@ -221,6 +244,9 @@ impl Look {
             events.push(Event::MoreSlowWaits(slow.len() - CROWD));
         }
         self.deadlocks(&files, &mut events);
+        if let Some(leases) = &mut self.leases {
+            events.extend(leases.timed_out().into_iter().map(Event::LeaseTimedOut));
+        }
         events
     }
 
@@ -335,7 +361,7 @@ fn key_of(cycle: &Deadlock, files: &[FileLocks]) -> Vec<WaitKey> {
 }
 
 fn described(cycle: &Deadlock, files: &[FileLocks]) -> Event {
-    let waits = cycle.steps.iter().map(|step| {
+    let waits = cycle.steps.iter().take(CROWD).map(|step| {
         let file = &files[step.file];
         (file, &file.waiters[step.waiter].lock)
     });
@@ -346,5 +372,6 @@ fn described(cycle: &Deadlock, files: &[FileLocks]) -> Event {
         owners: waits.clone().map(|(_, lock)| words::who(lock)).collect(),
         pids: waits.map(|(_, lock)| lock.pid).collect(),
         files: names,
+        count: cycle.steps.len(),
     }
 }

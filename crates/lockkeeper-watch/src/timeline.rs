@@ -155,13 +155,14 @@ impl Recorder {
 
     /// A lock is taken, or was at that time.
     pub fn granted(&mut self, claim: Claim, pid: u32, now: f64) {
-        // What is held already changes nothing.
-        let place = (holder(&claim), claim.start);
-        let known = self.holds.get(&place);
-        if known.is_some_and(|hold| hold.end == claim.end && hold.mode == claim.mode) {
-            return;
+        let holder = holder(&claim);
+        if let Some((&(_, start), hold)) = self.last_covered(holder, &claim) {
+            // What is held already changes nothing.
+            if (start, hold.end, hold.mode) == (claim.start, claim.end, claim.mode) {
+                return;
+            }
+            self.released(&claim, now);
         }
-        self.released(&claim, now);
         let hold = Hold {
             kind: claim.kind,
             end: claim.end,
@@ -169,21 +170,29 @@ impl Recorder {
             pid,
             from: now,
         };
-        self.holds.insert(place, hold);
+        self.holds.insert((holder, claim.start), hold);
+    }
+
+    /// Of an owner's locks that a claim covers, wholly or in part, the last.
+    fn last_covered(&self, holder: Holder, claim: &Claim) -> Option<(&(Holder, u64), &Hold)> {
+        let up_to_end = (holder, 0)..=(holder, claim.end);
+        let last = self.holds.range(up_to_end).next_back();
+        last.filter(|(_, hold)| hold.end >= claim.start)
     }
 
     /// An owner's locks end where `claim` covers them, whatever their mode. What was taken after `now` stays.
     pub fn released(&mut self, claim: &Claim, now: f64) {
         let holder = holder(claim);
         let holds = &mut self.holds;
-        let before = holds.range((holder, 0)..=(holder, claim.start)).next_back();
-        let from = before.map_or((holder, claim.start), |(&place, _)| place);
+        // They are disjoint, so their ends are in order, too.
         let covered = holds
-            .range(from..=(holder, claim.end))
-            .filter(|(_, hold)| hold.end >= claim.start && hold.from <= now)
+            .range((holder, 0)..=(holder, claim.end))
+            .rev()
+            .take_while(|(_, hold)| hold.end >= claim.start)
+            .filter(|(_, hold)| hold.from <= now)
             .map(|(&(_, start), &hold)| (start, hold));
         self.covered.extend(covered);
-        for (start, hold) in self.covered.drain(..) {
+        for (start, hold) in self.covered.drain(..).rev() {
             holds.remove(&(holder, start));
             if start < claim.start {
                 let end = claim.start - 1;

@@ -213,6 +213,27 @@ fn texts_by_file(records: &[Record]) -> HashMap<(u64, u64), Vec<&str>> {
     texts
 }
 
+/// The leases on the files of a device that are being broken: the inode, and the process that has the lease.
+///
+/// # Errors
+/// There is no /proc/locks.
+pub fn breaking_leases(major: u32, minor: u32) -> io::Result<Vec<(u64, u32)>> {
+    let text = fs::read("/proc/locks")?;
+    let text = String::from_utf8_lossy(&text);
+    // Of very many lines few are of leases.
+    let lines = text.lines().filter(|line| line.contains("BREAKING"));
+    let breaking = lines
+        .filter_map(proc_locks::parse_line)
+        .filter(|line| line.is_breaking && line.depth.is_none())
+        .filter_map(|line| match line.key? {
+            (of_major, of_minor, inode) if (of_major, of_minor) == (major, minor) => {
+                Some((inode, line.pid))
+            }
+            _ => None,
+        });
+    Ok(breaking.collect())
+}
+
 /// The leases on the files of a device, which is a FUSE mount: the kernel keeps those to itself. They are
 /// added to the report on the mount.
 ///

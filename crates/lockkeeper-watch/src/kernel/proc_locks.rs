@@ -16,7 +16,7 @@ pub(crate) struct Line {
     pub(crate) is_breaking: bool,
     /// 0 where it is not told.
     pub(crate) pid: u32,
-    key: Option<Key>,
+    pub(crate) key: Option<Key>,
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
     /// How many waiters are above it; `None` for a lock that is held.
