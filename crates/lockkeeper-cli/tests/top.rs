@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lockkeeper_mount::status::StatusSocket;
@@ -109,6 +110,8 @@ struct Terminal {
     keys: Box<dyn Write + Send>,
     screen: Arc<Mutex<vt100::Parser>>,
     program: Box<dyn Child + Send + Sync>,
+    /// Reads what the program writes, and ends when nobody has the terminal open any more.
+    reader: JoinHandle<()>,
     before: String,
 }
 
@@ -126,7 +129,7 @@ impl Terminal {
         let mut output = pair.master.try_clone_reader().expect("its output");
         let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
         let shown = screen.clone();
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(read @ 1..) = output.read(&mut bytes) {
                 shown
@@ -141,6 +144,7 @@ impl Terminal {
             keys,
             screen,
             program,
+            reader,
             before,
         }
     }
@@ -191,12 +195,22 @@ impl Terminal {
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        self.until("the old screen", |_| {
+        while !self.reader.is_finished() {
+            assert!(
+                Instant::now() < deadline,
+                "the terminal stays open:\n{}",
+                self.text()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let text = self.text();
+        {
             let parser = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
-            !parser.screen().alternate_screen() && !parser.screen().hide_cursor()
-        });
+            assert!(!parser.screen().alternate_screen(), "{text}");
+            assert!(!parser.screen().hide_cursor(), "{text}");
+        }
         assert_eq!(format!("{:?}", self.master.get_termios()), self.before);
-        (status.exit_code(), self.text())
+        (status.exit_code(), text)
     }
 }
 
