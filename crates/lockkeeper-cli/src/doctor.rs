@@ -45,6 +45,7 @@ pub fn run(_arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ("user namespace", user_namespace()),
         ("open files", open_files()),
         ("callers", callers()),
+        ("idle cpus", idle_cpus()),
         ("mount", trial_mount()),
     ] {
         let (mark, text) = match finding {
@@ -133,6 +134,19 @@ fn fusermount() -> Finding {
         path.display(),
         String::from_utf8_lossy(&version).trim()
     ))
+}
+
+/// A guest whose processors sleep at once takes 16 µs for a call that could take 5 (docs/performance-mount.md).
+fn idle_cpus() -> Finding {
+    const POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
+    let governor = fs::read_to_string("/sys/devices/system/cpu/cpuidle/current_governor");
+    let polls = fs::read_to_string(POLL).map(|text| text.trim().to_owned());
+    match (governor.as_deref().map(str::trim), polls.as_deref()) {
+        (Ok("haltpoll"), Ok("0")) => Note(format!(
+            "this virtual machine's processors sleep as soon as they idle, and calls wait for them: echo 200000 > {POLL}"
+        )),
+        _ => Good("nothing known that slows calls down".into()),
+    }
 }
 
 fn allow_other() -> Finding {

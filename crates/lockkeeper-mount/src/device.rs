@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -22,6 +23,14 @@ impl Device {
     /// The descriptor, for the ioctls of the device.
     pub fn file(&self) -> &File {
         &self.0
+    }
+
+    /// Whether [`receive`](Device::receive) would return at once, with a message or with the news that the mount is
+    /// gone. Another reader may come first.
+    pub fn has_message(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        // If it cannot be asked, the read tells why.
+        !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
     }
 
     /// Reads the next message into `buffer` and returns its length; `None` once the mount is gone.

@@ -59,6 +59,7 @@ mod leases;
 mod locks;
 pub mod mountpoint;
 mod owners;
+mod polling;
 mod relay;
 mod reporter;
 pub mod request;

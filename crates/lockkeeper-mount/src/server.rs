@@ -19,6 +19,7 @@ use crate::device::{Device, ReplyBuffer};
 use crate::fs::inode::lock;
 use crate::fs::{PassthroughFs, Place, Served};
 use crate::locks::{FileId, HandleId, IoAsked, LockDesk, OFFSET_MAX, Range};
+use crate::polling::Polling;
 use crate::relay::{LateVisit, Relay, Watched};
 use crate::report::{Counts, FileLocks, Totals, WaitTimes};
 use crate::request::{Malformed, Operation, Request};
@@ -395,7 +396,12 @@ fn read_loop(shared: &Arc<Shared>) -> Result<TurnEnd, Errno> {
     crate::sys::own_umask()?;
     let mut buffer = shared.spare_buffer();
     let mut out = ReplyBuffer::default();
-    while let Some(len) = shared.device.receive(&mut buffer)? {
+    let mut polling = Polling::default();
+    loop {
+        polling.await_message(&shared.device);
+        let Some(len) = shared.device.receive(&mut buffer)? else {
+            return Ok(TurnEnd::Unmounted);
+        };
         let request = match Request::decode(&buffer[..len], shared.fs.setxattr_ext()) {
             Ok(request) => request,
             Err(malformed) => {
@@ -419,7 +425,6 @@ fn read_loop(shared: &Arc<Shared>) -> Result<TurnEnd, Errno> {
             return Ok(TurnEnd::Lost);
         }
     }
-    Ok(TurnEnd::Unmounted)
 }
 
 /// What is left of a message after the reader has looked at it.
