@@ -1,5 +1,6 @@
 //! Two results beside each other, as the table that kernel testers (lkp) know.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
 use crate::format::{Cell, ResultFile, mean, stddev_percent};
@@ -64,21 +65,43 @@ fn name_of(cell: &Cell) -> String {
     format!("{} on {}", cell.what(), cell.target)
 }
 
-fn counterpart<'a>(cell: &Cell, in_: &'a ResultFile) -> Option<&'a Cell> {
-    in_.results
-        .iter()
-        .find(|other| name_of(other) == name_of(cell))
+fn by_name(result: &ResultFile) -> HashMap<String, &Cell> {
+    let named = |cell| (name_of(cell), cell);
+    result.results.iter().map(named).collect()
 }
 
 /// Compares two results; a change for the worse by more than `threshold` percent is a regression.
 pub fn compare(base: &ResultFile, head: &ResultFile, threshold: f64) -> Comparison {
     let mut changes = Vec::new();
     let mut missing = [Vec::new(), Vec::new()];
+    let mut warnings = warnings(base, head);
+    let mut moved = BTreeSet::new();
+    let (in_base, in_head) = (by_name(base), by_name(head));
     for cell in &base.results {
-        let Some(other) = counterpart(cell, head) else {
+        let Some(other) = in_head.get(&name_of(cell)) else {
             missing[0].push(name_of(cell));
             continue;
         };
+        if (&cell.work, &cell.call) != (&other.work, &other.call) {
+            warnings.push(format!(
+                "{} is not compared, as it is not the same work: {} ({}) and {} ({})",
+                name_of(cell),
+                cell.work,
+                cell.call,
+                other.work,
+                other.call
+            ));
+            continue;
+        }
+        if cell.place != other.place {
+            let place = |cell: &Cell| cell.place.clone().unwrap_or_default();
+            moved.insert(format!(
+                "{} was measured in different places: {} and {}",
+                cell.target,
+                place(cell),
+                place(other)
+            ));
+        }
         for metric in METRICS {
             let values = |cell: &Cell| cell.metrics.get(metric.name).cloned();
             match (values(cell), values(other)) {
@@ -95,10 +118,11 @@ pub fn compare(base: &ResultFile, head: &ResultFile, threshold: f64) -> Comparis
         }
     }
     for cell in &head.results {
-        if counterpart(cell, base).is_none() {
+        if !in_base.contains_key(&name_of(cell)) {
             missing[1].push(name_of(cell));
         }
     }
+    warnings.extend(moved);
     // All of a metric together, as lkp lists them.
     let place = |change: &Change| METRICS.iter().position(|m| m.name == change.metric.name);
     changes.sort_by_key(place);
@@ -108,7 +132,7 @@ pub fn compare(base: &ResultFile, head: &ResultFile, threshold: f64) -> Comparis
         changes,
         only_base,
         only_head,
-        warnings: warnings(base, head),
+        warnings,
         threshold,
     }
 }
@@ -208,6 +232,7 @@ impl Comparison {
         let worse = self.regressions().count();
         let _ = match worse {
             0 => writeln!(text, "no regression past {}%", self.threshold),
+            1 => writeln!(text, "1 regression past {}%", self.threshold),
             _ => writeln!(text, "{worse} regressions past {}%", self.threshold),
         };
         text
@@ -313,6 +338,50 @@ mod tests {
         // √(100 · 400) and √(200 · 200)
         assert!((of_base - 200.0).abs() < 1e-9 && (of_head - 200.0).abs() < 1e-9);
         assert!(comparison.render().contains("GEO-MEAN per_thread_ops of 2"));
+    }
+
+    /// By hand: (90, 110, 130) has the mean 110 and deviates by √((400 + 0 + 400) / 3) = 16.33, 14.8 %;
+    /// (50, 60, 70) has 60 and √(200 / 3) = 8.165, 13.6 %; from 110 to 60 it is −45.5 %. With cells of
+    /// (30, 30) and (10, 1000), the geometric means are ∛(110 · 30 · 10) = 32.08 and ∛(60 · 30 · 1000) = 121.6,
+    /// +279.2 %.
+    #[test]
+    fn spread_change_and_geometric_mean_are_those_computed_by_hand() {
+        let of = |cells: &[&[f64]]| {
+            let mut result = result(&[("per_process_ops", cells[0])]);
+            for (n, values) in cells.iter().enumerate().skip(1) {
+                let mut cell = result.results[0].clone();
+                cell.tasks += n as u32;
+                cell.metrics
+                    .insert("per_process_ops".into(), values.to_vec());
+                result.results.push(cell);
+            }
+            result
+        };
+        let base = of(&[&[90.0, 110.0, 130.0], &[30.0], &[10.0]]);
+        let head = of(&[&[50.0, 60.0, 70.0], &[30.0], &[1000.0]]);
+        let text = compare(&base, &head, 5.0).render();
+        for line in [
+            "    110.00 ± 15%      -45.5%      60.00 ± 14%  per_process_ops  lock2 threads 2 on library  REGRESSION",
+            "     32.08           +279.2%     121.64        GEO-MEAN per_process_ops of 3",
+            "1 regression past 5%",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_same_work_is_not_compared() {
+        let base = result(&[("per_thread_ops", &[100.0])]);
+        let mut head = result(&[("per_thread_ops", &[1.0])]);
+        head.results[0].work = "flock".to_owned();
+        let comparison = compare(&base, &head, 5.0);
+        assert!(comparison.changes.is_empty());
+        assert!(comparison.render().contains("not the same work"));
+        let mut head = result(&[("per_thread_ops", &[100.0])]);
+        head.results[0].place = Some("/a (ext4)".to_owned());
+        let comparison = compare(&base, &head, 5.0);
+        assert_eq!(comparison.changes.len(), 1);
+        assert!(comparison.render().contains("different places"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::errand::Errand;
@@ -114,8 +114,12 @@ pub struct Folder<'a> {
     path: PathBuf,
     program: &'a Program,
     within: Duration,
+    stop: &'a AtomicBool,
     is_there: bool,
 }
+
+/// How long somebody who has ended the bench waits for files to be removed; the next run removes the rest.
+const AFTER_THE_END: Duration = Duration::from_secs(3);
 
 impl<'a> Folder<'a> {
     /// Makes it in `place`, which may take `within`.
@@ -127,15 +131,17 @@ impl<'a> Folder<'a> {
         files: Vec<String>,
         program: &'a Program,
         within: Duration,
+        stop: &'a AtomicBool,
     ) -> Result<Folder<'a>, Error> {
         let path = path_in(place).map_err(Error::system("look at /proc"))?;
         let mut folder = Folder {
             path: path.clone(),
             program,
             within,
+            stop,
             is_there: true,
         };
-        let made = Errand::Make { path, files }.run(program, within, None);
+        let made = Errand::Make { path, files }.run(program, within, Some(stop));
         // What failed has cleaned up; what was killed on the way has not.
         folder.is_there = !matches!(made, Err(Error::Place { .. } | Error::Dead { .. }));
         made.map(|_| folder)
@@ -162,7 +168,11 @@ impl Drop for Folder<'_> {
         if self.is_there {
             // There has been an error before, which is the one to report.
             let errand = Errand::Remove(self.path.clone());
-            let _ = errand.run(self.program, self.within, None);
+            let within = match self.stop.load(Ordering::Relaxed) {
+                true => self.within.min(AFTER_THE_END),
+                false => self.within,
+            };
+            let _ = errand.run(self.program, within, None);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -27,6 +27,10 @@ const MEASURABLE: RangeInclusive<f64> = 1e-17..=1e19;
 
 /// More than any run has.
 const MOST_CELLS: usize = 100_000;
+/// The same of the file's bytes: one that has no end must not take all memory.
+const MOST_BYTES: u64 = 256 << 20;
+/// The same of a text: a path, and a few words beside it.
+const LONGEST_TEXT: usize = 8192;
 
 /// A result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -152,12 +156,19 @@ impl ResultFile {
     /// # Errors
     /// It cannot be read, is no JSON, no result, or one of another version.
     pub fn load(path: &Path) -> Result<ResultFile, Error> {
-        let text = fs::read_to_string(path).map_err(|source| Error::File {
-            what: "read",
-            path: path.to_owned(),
-            source,
-        })?;
-        ResultFile::parse(&text).map_err(|why| Error::NoResult {
+        let mut text = String::new();
+        fs::File::open(path)
+            .and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text))
+            .map_err(|source| Error::File {
+                what: "read",
+                path: path.to_owned(),
+                source,
+            })?;
+        let result = match text.len() as u64 {
+            ..=MOST_BYTES => ResultFile::parse(&text),
+            _ => Err("is larger than any result".to_owned()),
+        };
+        result.map_err(|why| Error::NoResult {
             path: path.to_owned(),
             why,
         })
@@ -175,6 +186,9 @@ impl ResultFile {
                 "is a result of version {version}, and this program reads version {VERSION}: measure again, or \
                  use the lockkeeper that wrote it"
             ));
+        }
+        if let Some(fault) = fault_of_texts(&value) {
+            return Err(format!("is a broken result: {fault}"));
         }
         let result: ResultFile = serde_json::from_value(value)
             .map_err(|error| format!("is a broken result: {error}"))?;
@@ -202,11 +216,6 @@ impl ResultFile {
         let mut seen = HashSet::new();
         self.results.iter().find_map(|cell| {
             let what = format!("{} on {}", cell.what(), cell.target);
-            let words = [&cell.target, &cell.call, &cell.served_by, &cell.work];
-            if words.iter().any(|word| word.chars().any(char::is_control)) {
-                // Which a terminal would obey.
-                return Some(format!("{what:?} has control characters"));
-            }
             if !(1..=MOST_TASKS).contains(&cell.tasks) {
                 return Some(format!("{what}: {} tasks", cell.tasks));
             }
@@ -230,6 +239,27 @@ impl ResultFile {
     }
 }
 
+/// What no text of a run has in it: what a terminal would obey, and more than anybody would read. serde_json
+/// bounds how deep a document may be.
+fn fault_of_texts(value: &serde_json::Value) -> Option<String> {
+    use serde_json::Value;
+    let of_text = |text: &str| {
+        if text.len() > LONGEST_TEXT {
+            return Some(format!("a text of {} bytes", text.len()));
+        }
+        let is_bad = text.chars().any(char::is_control);
+        is_bad.then(|| format!("{text:?} has control characters"))
+    };
+    match value {
+        Value::String(text) => of_text(text),
+        Value::Array(list) => list.iter().find_map(fault_of_texts),
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(name, value)| of_text(name).or_else(|| fault_of_texts(value))),
+        _ => None,
+    }
+}
+
 /// A file to be written at the end, of which it is known at the beginning that it can be.
 pub struct Output {
     /// What the user called it.
@@ -247,7 +277,7 @@ impl Output {
         let failed = |source| Error::File {
             what: "write",
             path: path.to_owned(),
-            source,
+            source: plain(source),
         };
         let place = behind_links(path).map_err(failed)?;
         match place.metadata() {
@@ -293,8 +323,16 @@ impl Output {
         write().map_err(|source| Error::File {
             what: "write",
             path: self.name.clone(),
-            source,
+            source: plain(source),
         })
+    }
+}
+
+/// The error without the name of a temporary file, which says nothing to a user: tempfile puts it behind.
+pub(crate) fn plain(error: std::io::Error) -> std::io::Error {
+    match error.to_string().split_once(" at path ") {
+        Some((said, _)) => std::io::Error::new(error.kind(), said.to_owned()),
+        None => error,
     }
 }
 
@@ -393,6 +431,21 @@ pub(crate) mod tests {
             (
                 good.replace("\"library\"", "\"\\u001b[2J\""),
                 "control characters",
+            ),
+            (
+                good.replace("\"governor\": \"", "\"governor\": \"\\u0007"),
+                "control characters",
+            ),
+            (
+                good.replace("\"ops\"", "\"\\u001b[2J\""),
+                "control characters",
+            ),
+            (
+                good.replace(
+                    "\"library\"",
+                    &format!("{:?}", "x".repeat(LONGEST_TEXT + 1)),
+                ),
+                "a text of 8193 bytes",
             ),
             (twice.to_json(), "is there twice"),
         ] {

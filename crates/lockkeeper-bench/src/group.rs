@@ -69,7 +69,7 @@ pub struct GroupReport {
     pub tasks: Vec<TaskReport>,
     /// How long lock calls took: nanoseconds and how often.
     pub waits: Vec<(u64, u64)>,
-    /// The longest of them, exactly.
+    /// The longest of them, to three digits as all of them.
     pub longest: u64,
     /// The helper's work.
     pub helper: Option<HelperReport>,
@@ -421,7 +421,7 @@ pub fn run_members(
     gather(all)
 }
 
-fn gather(all: Vec<io::Result<Done>>) -> io::Result<GroupReport> {
+pub(crate) fn gather(all: Vec<io::Result<Done>>) -> io::Result<GroupReport> {
     let mut report = GroupReport::default();
     let mut waits: Option<Histogram<u64>> = None;
     for done in all {

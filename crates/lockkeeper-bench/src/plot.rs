@@ -79,7 +79,8 @@ pub struct Panel {
 }
 
 impl Panel {
-    fn has_bands(&self) -> bool {
+    /// Whether a spread is drawn.
+    pub fn has_bands(&self) -> bool {
         let spreads = |(_, [least, _, greatest]): &(f64, [f64; 3])| least < greatest;
         self.curves
             .iter()
@@ -96,11 +97,18 @@ pub struct Row {
     pub legend: Vec<(usize, Style, String)>,
     /// Left to right.
     pub panels: Vec<Panel>,
+    /// What is to be known beside it, beneath.
+    pub notes: Vec<String>,
 }
 
 const WIDTH: u32 = 1180;
 const ROW_HEIGHT: u32 = 430;
 const STRIP: u32 = 62;
+const NOTE_LINE: u32 = 20;
+/// Letters in a line of a note.
+const NOTE_WIDTH: usize = 150;
+/// Letters of a name, at most; who shortens a name letter by letter begins here.
+const LONGEST_NAME: usize = 200;
 /// What a picture has room for, and memory.
 const MOST_ROWS: usize = 40;
 
@@ -186,6 +194,7 @@ fn row_of(heading: String, cells: &[&Cell]) -> Row {
             .into_iter()
             .filter(|panel| !panel.curves.is_empty())
             .collect(),
+        notes: Vec::new(),
     }
 }
 
@@ -266,11 +275,52 @@ fn on_white(svg: &str) -> String {
     }
 }
 
+/// One panel as SVG, for a page that has a heading and a legend of its own.
+///
+/// # Errors
+/// The drawing failed.
+pub fn panel_svg(panel: &Panel) -> Result<String, Error> {
+    register_face()?;
+    let mut text = String::new();
+    {
+        let size = (WIDTH / 2, ROW_HEIGHT - STRIP);
+        let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        draw_panel(&root, panel, 1)?;
+        root.present().map_err(drawing)?;
+    }
+    Ok(text)
+}
+
+/// A colour as CSS writes it.
+pub fn colour_in_css(colour: usize) -> String {
+    let RGBColor(red, green, blue) = COLOURS[colour % COLOURS.len()];
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+/// A note as lines, the first with a dash before it.
+fn lines_of(note: &str) -> Vec<String> {
+    let mut lines = vec!["–".to_owned()];
+    for word in note.split_whitespace() {
+        let last = lines.last_mut().expect("there is one");
+        if last.chars().count() + 1 + word.chars().count() > NOTE_WIDTH {
+            lines.push(format!("  {word}"));
+        } else {
+            last.push(' ');
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+fn height(row: &Row) -> u32 {
+    let lines: usize = row.notes.iter().map(|note| lines_of(note).len()).sum();
+    let beneath = if lines == 0 { 0 } else { NOTE_LINE };
+    ROW_HEIGHT + NOTE_LINE * lines as u32 + beneath
+}
+
 fn size(rows: &[Row], scale: u32) -> (u32, u32) {
-    (
-        WIDTH * scale,
-        (ROW_HEIGHT * rows.len().max(1) as u32) * scale,
-    )
+    let height: u32 = rows.iter().map(height).sum();
+    (WIDTH * scale, height * scale)
 }
 
 fn drawing(error: impl std::fmt::Display) -> Error {
@@ -285,6 +335,13 @@ fn check(rows: &[Row]) -> Result<(), Error> {
         return Err(Error::Refused(format!(
             "{} rows of panels are no picture: choose with `--load` and `--as`, {MOST_ROWS} at most",
             rows.len()
+        )));
+    }
+    let most = COLOURS.len();
+    if let Some(row) = rows.iter().find(|row| row.legend.len() > most) {
+        return Err(Error::Refused(format!(
+            "{} targets cannot be told apart in one picture: choose with `--on`, {most} at most",
+            row.legend.len()
         )));
     }
     Ok(())
@@ -309,8 +366,11 @@ fn register_face() -> Result<(), Error> {
 
 fn draw<B: DrawingBackend>(root: &Area<'_, B>, rows: &[Row], scale: u32) -> Result<(), Error> {
     register_face()?;
-    for (row, area) in rows.iter().zip(root.split_evenly((rows.len(), 1))) {
+    let mut rest = root.clone();
+    for row in rows {
+        let (area, beneath) = rest.split_vertically(height(row) * scale);
         draw_row(&area, row, scale)?;
+        rest = beneath;
     }
     root.present().map_err(drawing)
 }
@@ -318,18 +378,33 @@ fn draw<B: DrawingBackend>(root: &Area<'_, B>, rows: &[Row], scale: u32) -> Resu
 /// A name, shortened in its middle until it fits.
 fn fitting(name: &str, fits: impl Fn(&str) -> Result<bool, Error>) -> Result<String, Error> {
     let letters: Vec<char> = name.chars().collect();
-    let mut shown = name.to_owned();
-    let mut kept = letters.len();
-    while kept > 0 && !fits(&shown)? {
-        kept -= 1;
+    let with = |kept: usize| -> String {
+        if kept == letters.len() {
+            return name.to_owned();
+        }
         let (head, tail) = (kept.div_ceil(2), letters.len() - kept / 2);
-        shown = letters[..head]
-            .iter()
-            .chain(&['…'])
-            .chain(&letters[tail..])
-            .collect();
+        let (head, tail) = (&letters[..head], &letters[tail..]);
+        head.iter().chain(&['…']).chain(tail).collect()
+    };
+    let mut kept = letters.len().min(LONGEST_NAME);
+    while kept > 0 && !fits(&with(kept))? {
+        kept -= 1;
     }
-    Ok(shown)
+    Ok(with(kept))
+}
+
+/// How wide a name may be, so that all have room: nobody gives up more than he must.
+fn widest(mut widths: Vec<i32>, mut room: i32) -> i32 {
+    widths.sort_unstable();
+    let count = widths.len();
+    for (n, width) in widths.into_iter().enumerate() {
+        let share = room / (count - n) as i32;
+        if width > share {
+            return share;
+        }
+        room -= width;
+    }
+    i32::MAX
 }
 
 fn text_style(size: u32, scale: u32) -> TextStyle<'static> {
@@ -337,7 +412,8 @@ fn text_style(size: u32, scale: u32) -> TextStyle<'static> {
 }
 
 fn draw_row<B: DrawingBackend>(area: &Area<'_, B>, row: &Row, scale: u32) -> Result<(), Error> {
-    let (strip, rest) = area.split_vertically(STRIP * scale);
+    let (above, beneath) = area.split_vertically(ROW_HEIGHT * scale);
+    let (strip, rest) = above.split_vertically(STRIP * scale);
     let s = scale as i32;
     let heading = text_style(19, scale).pos(Pos::new(HPos::Left, VPos::Center));
     strip
@@ -348,12 +424,15 @@ fn draw_row<B: DrawingBackend>(area: &Area<'_, B>, row: &Row, scale: u32) -> Res
     let has_bands = row.panels.iter().any(Panel::has_bands);
     // What is beside the names: a sample of the line each, and the word on bands.
     let beside = 62 * row.legend.len() as i32 + if has_bands { 240 } else { 24 };
-    let room = (WIDTH as i32 - beside).max(0) * s / row.legend.len().max(1) as i32;
+    let room = (WIDTH as i32 - beside).max(0) * s;
+    let width_of = |name: &str| {
+        let size = strip.estimate_text_size(name, &label).map_err(drawing)?;
+        Ok::<_, Error>(size.0 as i32)
+    };
+    let names = row.legend.iter().map(|(_, _, name)| width_of(name));
+    let widest = widest(names.collect::<Result<_, _>>()?, room);
     for (colour, style, name) in &row.legend {
-        let name = &fitting(name, |name| {
-            let size = strip.estimate_text_size(name, &label).map_err(drawing)?;
-            Ok(size.0 as i32 <= room)
-        })?;
+        let name = &fitting(name, |name| Ok(width_of(name)? <= widest))?;
         let colour = COLOURS[colour % COLOURS.len()];
         let middle = (x + 14 * s, y);
         if *style != Style::Points {
@@ -368,13 +447,20 @@ fn draw_row<B: DrawingBackend>(area: &Area<'_, B>, row: &Row, scale: u32) -> Res
         strip
             .draw(&Text::new(name.clone(), (x + 36 * s, y), label.clone()))
             .map_err(drawing)?;
-        let (width, _) = strip.estimate_text_size(name, &label).map_err(drawing)?;
-        x += 36 * s + width as i32 + 26 * s;
+        x += 36 * s + width_of(name)? + 26 * s;
     }
     if has_bands {
         let text = "bands: least to greatest";
         strip
-            .draw(&Text::new(text, (x, y), label))
+            .draw(&Text::new(text, (x, y), label.clone()))
+            .map_err(drawing)?;
+    }
+    let note = text_style(14, scale).pos(Pos::new(HPos::Left, VPos::Center));
+    let lines = row.notes.iter().flat_map(|note| lines_of(note));
+    for (n, line) in (0..).zip(lines) {
+        let y = (n * NOTE_LINE as i32 + 10) * s;
+        beneath
+            .draw(&Text::new(line, (24 * s, y), note.clone()))
             .map_err(drawing)?;
     }
     for (panel, area) in row
@@ -585,38 +671,50 @@ fn draw_panel<B: DrawingBackend>(
                 y_axis.place(y.max(y_axis.value(y_axis.places.start))),
             )
         };
-        let line: Vec<_> = curve.points.iter().map(|(x, ys)| at(*x, ys[1])).collect();
-        if curve.style == Style::Solid && curve.points.len() > 1 {
-            let low = curve.points.iter().map(|(x, ys)| at(*x, ys[0]));
-            let high = curve.points.iter().rev().map(|(x, ys)| at(*x, ys[2]));
-            let band: Vec<_> = low.chain(high).collect();
-            chart
-                .draw_series([Polygon::new(band, colour.mix(0.18))])
-                .map_err(drawing)?;
-        }
         let stroke = colour.stroke_width(2 * scale);
-        match curve.style {
-            Style::Solid => {
+        // A logarithm has no 0: it is written at the axis, and the line ends before it.
+        let is_nothing = |ys: &[f64; 3]| y_axis.is_log && ys[1] <= 0.0;
+        for (x, _) in curve.points.iter().filter(|(_, ys)| is_nothing(ys)) {
+            let s = scale as i32;
+            let zero = text_style(15, scale).color(&colour);
+            let mark = EmptyElement::at(at(*x, 0.0))
+                + Cross::new((0, 0), 5 * s, stroke)
+                + Text::new("0", (-4 * s, -24 * s), zero);
+            chart.draw_series([mark]).map_err(drawing)?;
+        }
+        for points in curve.points.split(|(_, ys)| is_nothing(ys)) {
+            let line: Vec<_> = points.iter().map(|(x, ys)| at(*x, ys[1])).collect();
+            if curve.style == Style::Solid && points.len() > 1 {
+                let low = points.iter().map(|(x, ys)| at(*x, ys[0]));
+                let high = points.iter().rev().map(|(x, ys)| at(*x, ys[2]));
+                let band: Vec<_> = low.chain(high).collect();
                 chart
-                    .draw_series(LineSeries::new(line.clone(), stroke))
+                    .draw_series([Polygon::new(band, colour.mix(0.18))])
                     .map_err(drawing)?;
             }
-            Style::Dashed => {
-                let dashes = DashedLineSeries::new(line.clone(), 9 * scale, 6 * scale, stroke);
-                chart.draw_series(dashes).map_err(drawing)?;
+            match curve.style {
+                Style::Solid => {
+                    chart
+                        .draw_series(LineSeries::new(line.clone(), stroke))
+                        .map_err(drawing)?;
+                }
+                Style::Dashed => {
+                    let dashes = DashedLineSeries::new(line.clone(), 9 * scale, 6 * scale, stroke);
+                    chart.draw_series(dashes).map_err(drawing)?;
+                }
+                Style::Dotted => {
+                    let dots = DashedLineSeries::new(line.clone(), 2 * scale, 5 * scale, stroke);
+                    chart.draw_series(dots).map_err(drawing)?;
+                }
+                Style::Points => {}
             }
-            Style::Dotted => {
-                let dots = DashedLineSeries::new(line.clone(), 2 * scale, 5 * scale, stroke);
-                chart.draw_series(dots).map_err(drawing)?;
+            let radius = if curve.style == Style::Points { 6 } else { 4 };
+            if matches!(curve.style, Style::Solid | Style::Points) && curve.points.len() <= 40 {
+                let marks = line
+                    .iter()
+                    .map(|&place| Circle::new(place, radius * scale as i32, colour.filled()));
+                chart.draw_series(marks).map_err(drawing)?;
             }
-            Style::Points => {}
-        }
-        let radius = if curve.style == Style::Points { 6 } else { 4 };
-        if matches!(curve.style, Style::Solid | Style::Points) && curve.points.len() <= 40 {
-            let marks = line
-                .iter()
-                .map(|&place| Circle::new(place, radius * scale as i32, colour.filled()));
-            chart.draw_series(marks).map_err(drawing)?;
         }
         // One number of tasks alone has no line that would show its spread.
         if curve.points.len() == 1 && curve.style != Style::Points {
@@ -689,6 +787,60 @@ mod tests {
         assert!(super::svg(&[]).is_err(), "nothing to show");
         let many = vec![rows[0].clone(); MOST_ROWS + 1];
         assert!(super::png(&many).is_err(), "more than memory has room for");
+    }
+
+    #[test]
+    fn nothing_is_written_as_0_where_the_axis_is_logarithmic() {
+        let curve = |points: &[f64]| Curve {
+            colour: 0,
+            style: Style::Solid,
+            points: (1..)
+                .map(f64::from)
+                .zip(points.iter().map(|y| [*y; 3]))
+                .collect(),
+        };
+        let panel = |points: &[f64]| Panel {
+            y_label: "checks".to_owned(),
+            x_label: "tasks".to_owned(),
+            unit: Unit::Number,
+            curves: vec![curve(points)],
+        };
+        for (points, zeros) in [
+            (&[5e6, 1e3, 0.0][..], 1),
+            (&[0.0, 5e6, 0.0, 1e3], 2),
+            (&[5e6, 1e3, 1e3], 0),
+        ] {
+            let svg = panel_svg(&panel(points)).expect("drawn");
+            assert_eq!(svg.matches("\n0\n").count(), zeros, "{points:?}");
+            let marks = svg.matches("<circle").count();
+            assert_eq!(marks, points.len() - zeros, "{points:?}");
+        }
+    }
+
+    #[test]
+    fn names_give_up_room_only_where_it_is_short() {
+        for (widths, room, expected) in [
+            (&[10, 20, 30][..], 60, i32::MAX),
+            (&[10, 20, 30], 50, 20),
+            (&[50, 10, 50], 50, 20),
+            (&[40, 40], 50, 25),
+            (&[], 50, i32::MAX),
+        ] {
+            assert_eq!(widest(widths.to_vec(), room), expected, "{widths:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_refused_and_notes_are_all_drawn() {
+        let mut row = rows_of(&result(&[("ops", &[1e6])])).remove(0);
+        row.notes = vec!["a word ".repeat(60), "the second".to_owned()];
+        assert_eq!(lines_of(&row.notes[0]).len(), 3);
+        let drawn = svg(std::slice::from_ref(&row)).expect("drawn");
+        assert_eq!(drawn.matches("word").count(), 60);
+        assert!(drawn.contains("the second"));
+        row.legend = vec![row.legend[0].clone(); COLOURS.len() + 1];
+        let refused = svg(&[row]).expect_err("too many").to_string();
+        assert!(refused.contains("--on"), "{refused}");
     }
 
     #[test]

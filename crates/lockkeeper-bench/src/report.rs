@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockkeeper::Fairness;
 
 use crate::error::Error;
-use crate::format::{Cell, ResultFile, Settings, behind_links, folder_of};
+use crate::format::{Cell, ResultFile, Settings, behind_links, folder_of, plain};
 use crate::load::{FairnessSetting, Level, Load};
 use crate::machine::cpus_allowed;
 use crate::model::{Model, model};
@@ -124,7 +124,7 @@ impl Folder {
         let failed = |source| Error::File {
             what: "write",
             path: path.to_owned(),
-            source,
+            source: plain(source),
         };
         let folder = Folder {
             name: path.to_owned(),
@@ -166,7 +166,7 @@ impl Folder {
             .map_err(|source| Error::File {
                 what: "write",
                 path: self.name.clone(),
-                source,
+                source: plain(source),
             })
     }
 
@@ -238,10 +238,15 @@ const STYLE: &str = "
 body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
   max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; }
-svg { max-width: 100%; height: auto; display: block; }
+figure { margin: 1.5rem 0 0; } figcaption { font-size: 1.1rem; }
+.legend { margin: .3rem 0; font-size: .9rem; } .legend span { margin-right: 1.6rem; }
+.legend i { display: inline-block; width: 1.6rem; height: .25rem; margin-right: .5rem; vertical-align: middle; }
+.panels { display: flex; flex-wrap: wrap; }
+.panels svg { flex: 1 1 420px; min-width: 0; max-width: 590px; height: auto; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; } td, th { padding: .2rem .9rem .2rem 0; text-align: left;
   vertical-align: top; border-bottom: 1px solid var(--grid); }
-td.n, th.n { text-align: right; }
+td.n, th.n { text-align: right; white-space: nowrap; }
 pre { overflow-x: auto; font-size: 12px; line-height: 1.4; }
 summary { cursor: pointer; color: var(--faint); }
 ";
@@ -253,11 +258,39 @@ fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A picture in the page's own colours.
-fn picture(row: plot::Row) -> Result<String, Error> {
-    Ok(plot::svg(&[row])?
-        .replace("#222222", "currentColor")
-        .replace("#DDDDDD", "var(--grid)"))
+/// A row of panels in the page's own colours. Heading and legend are the page's, so that panels can stand beneath
+/// each other where it is narrow.
+fn picture(row: &plot::Row) -> Result<String, Error> {
+    let mut text = format!(
+        "<figure><figcaption>{}</figcaption>\n<p class=legend>",
+        escape(&row.heading)
+    );
+    // Writing to a string cannot fail.
+    for (colour, _, name) in &row.legend {
+        let css = plot::colour_in_css(*colour);
+        let _ = write!(
+            text,
+            "<span><i style=\"background:{css}\"></i>{}</span> ",
+            escape(name)
+        );
+    }
+    if row.panels.iter().any(plot::Panel::has_bands) {
+        text.push_str("<span>bands: least to greatest</span>");
+    }
+    text.push_str("</p>\n<div class=panels>\n");
+    for panel in &row.panels {
+        let drawn = plot::panel_svg(panel)?
+            .replace("#222222", "currentColor")
+            .replace("#DDDDDD", "var(--grid)");
+        let _ = writeln!(text, "{drawn}");
+    }
+    text.push_str("</div></figure>\n");
+    Ok(text)
+}
+
+/// A table that can be moved sideways where the page is narrower.
+fn table(head: &str, rows: &str) -> String {
+    format!("<div class=wide><table>\n<tr>{head}\n{rows}</table></div>\n")
 }
 
 fn page(result: &ResultFile) -> Result<String, Error> {
@@ -287,7 +320,7 @@ fn page(result: &ResultFile) -> Result<String, Error> {
     };
     page.push_str("<h2>Loads</h2>\n");
     for row in plot::rows_of(&main) {
-        let _ = writeln!(page, "{}", picture(row)?);
+        page.push_str(&picture(&row)?);
     }
     let _ = writeln!(
         page,
@@ -362,19 +395,18 @@ fn fairness(page: &mut String, result: &ResultFile, settings: &[Cell]) -> Result
         ..result.clone()
     };
     for row in plot::rows_of(&only) {
-        let _ = writeln!(page, "{}", picture(row)?);
+        page.push_str(&picture(&row)?);
     }
-    page.push_str(
-        "<table>\n<tr><th class=n>tasks<th>setting<th class=n>ops/s<th class=n>least served<th class=n>p99 \
-         wait<th class=n>longest wait\n",
-    );
+    let head = "<th class=n>tasks<th>setting<th class=n>ops/s<th class=n>least served<th class=n>p99 \
+                wait<th class=n>longest wait";
+    let mut rows = String::new();
     cells.sort_by_key(|cell| cell.tasks);
     for cell in &cells {
         let show = |metric: &str, as_text: fn(f64) -> String| {
             cell.mean(metric).map_or("-".to_owned(), as_text)
         };
         let _ = writeln!(
-            page,
+            rows,
             "<tr><td class=n>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}",
             cell.tasks,
             escape(&cell.target),
@@ -384,23 +416,22 @@ fn fairness(page: &mut String, result: &ResultFile, settings: &[Cell]) -> Result
             show("wait_max_ns", nanoseconds)
         );
     }
-    page.push_str("</table>\n");
+    page.push_str(&table(head, &rows));
     Ok(())
 }
 
 fn show_model(page: &mut String, model: &Model) -> Result<(), Error> {
-    let _ = writeln!(page, "<h2>Many cores</h2>\n{}\n<ul>", picture(model.row())?);
+    let _ = writeln!(page, "<h2>Many cores</h2>\n{}<ul>", picture(&model.row())?);
     for assumption in &model.assumptions {
         let _ = writeln!(page, "<li>{}", escape(assumption));
     }
-    page.push_str(
-        "</ul>\n<table>\n<tr><th>check<th class=n>cores<th class=n>modelled, ops/s<th class=n>measured\
-         <th class=n>error\n",
-    );
+    page.push_str("</ul>\n");
+    let head = "<th>check<th class=n>cores<th class=n>modelled, ops/s<th class=n>measured<th class=n>error";
+    let mut rows = String::new();
     for check in &model.checks {
         let error = 100.0 * (check.modelled - check.measured) / check.measured;
         let _ = writeln!(
-            page,
+            rows,
             "<tr><td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{error:+.0} %",
             escape(&check.what),
             check.cores,
@@ -408,7 +439,7 @@ fn show_model(page: &mut String, model: &Model) -> Result<(), Error> {
             grouped(check.measured)
         );
     }
-    page.push_str("</table>\n");
+    page.push_str(&table(head, &rows));
     Ok(())
 }
 

@@ -131,11 +131,14 @@ impl Plan {
             return refuse("a turn is measured for 0.001 to 3600 seconds");
         }
         for target in &self.targets {
-            if target
-                .folder()
-                .is_some_and(|folder| folder.to_str().is_none())
-            {
-                return refuse("a folder whose name is no UTF-8 text cannot be named in a result");
+            let is_text = |folder: &Path| {
+                let name = folder.to_str();
+                name.is_some_and(|name| !name.chars().any(char::is_control))
+            };
+            if target.folder().is_some_and(|folder| !is_text(folder)) {
+                return refuse(
+                    "a folder whose name is no UTF-8 text, or has control characters, cannot be named in a result",
+                );
             }
         }
         for row in self.rows() {
@@ -225,20 +228,17 @@ fn probe_all(
 ) -> Result<Vec<Option<Probed>>, Error> {
     let mut all = Vec::new();
     for target in &plan.targets {
-        let Some(folder) = target.folder() else {
-            all.push(None);
-            continue;
-        };
-        let probed = probe(program, folder, plan.answer_within, stop)?;
+        let probed = probe(program, target, plan.answer_within, stop)?;
         for &load in &plan.loads {
-            if let Some(said) = probed.refusal(load) {
+            let refusal = |probed| Some((probed, Probed::refusal(probed, load)?));
+            if let Some((probed, said)) = probed.as_ref().and_then(refusal) {
                 return Err(Error::Refused(format!(
                     "{load} cannot be run on {target}: its file system ({}) says: {said}",
                     probed.file_system
                 )));
             }
         }
-        all.push(Some(probed));
+        all.push(probed);
     }
     Ok(all)
 }
@@ -289,7 +289,7 @@ impl Runner<'_> {
         let make = |place: &Path| {
             let files = files_of(row.load, row.tasks);
             let within = self.plan.answer_within + Duration::from_millis(1) * row.tasks;
-            Folder::make(place, files, self.program, within)
+            Folder::make(place, files, self.program, within, self.stop)
         };
         let folder = target.folder().map(make).transpose()?;
         let board_file = board_file()?;
@@ -359,7 +359,7 @@ impl Runner<'_> {
                 watch.wait(&board.entered, waiters, within, crew)?;
                 // The library's links of a chain are callbacks, which wait from the call on.
                 if !(row.load == Load::Chain && is_library) {
-                    watch.all_asleep(waiters, within, crew)?;
+                    watch.all_asleep(within, crew)?;
                 }
                 begin = Instant::now();
                 board.phase.set(MEASURE);
@@ -478,24 +478,19 @@ impl Crew {
             .collect()
     }
 
-    /// How many threads sleep, of all processes.
-    fn asleep(&self) -> u32 {
-        let of_process = |child: &Child| {
-            let folder = format!("/proc/{}/task", child.id());
-            let threads = fs::read_dir(folder).into_iter().flatten().flatten();
-            threads
-                .filter(|thread| {
-                    let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-                    // The state follows the name, which may have anything in it.
-                    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-                    matches!(state, Some(b'S' | b'D'))
-                })
-                .count() as u32
+    /// Whether all threads of all processes sleep.
+    fn is_asleep(&self) -> bool {
+        let sleeps = |thread: fs::DirEntry| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The state follows the name, which may have anything in it.
+            let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+            matches!(state, Some(b'S' | b'D'))
         };
-        self.children
-            .iter()
-            .map(|(child, _)| of_process(child))
-            .sum()
+        self.children.iter().all(|(child, _)| {
+            let folder = format!("/proc/{}/task", child.id());
+            let mut threads = fs::read_dir(folder).into_iter().flatten().flatten();
+            threads.all(sleeps)
+        })
     }
 }
 
@@ -504,7 +499,7 @@ impl Drop for Crew {
         for (child, _) in &mut self.children {
             let _ = child.kill();
         }
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(2);
         for (child, _) in &mut self.children {
             // One that hangs in a dead file system, where no signal reaches it, is left to init.
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
@@ -591,18 +586,15 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Until so many threads sleep, seen twice: they have said that they are about to.
-    fn all_asleep(&self, waiters: u32, within: Duration, crew: &mut Crew) -> Result<(), Error> {
+    /// Until all sleep, seen twice: those who wait have said that they are about to, and everybody else, the
+    /// holder among them, waits for the next phase.
+    fn all_asleep(&self, within: Duration, crew: &mut Crew) -> Result<(), Error> {
         let begin = Instant::now();
         let mut seen = 0;
         while seen < 2 {
             self.glance(crew)?;
             self.patience(begin, within)?;
-            seen = if crew.asleep() >= waiters {
-                seen + 1
-            } else {
-                0
-            };
+            seen = if crew.is_asleep() { seen + 1 } else { 0 };
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -658,6 +650,13 @@ impl Turn {
 }
 
 fn add_turn(cell: &mut Cell, row: Row, target: &Target, turn: &Turn, is_timed: bool) {
+    let has_waits = is_timed || row.load == Load::Herd;
+    if has_waits && turn.waits.is_empty() {
+        // Which is not the same as waits of 0 ns.
+        let note =
+            "no wait was measured in a turn: the machine is busy, or `--seconds` are too few";
+        add_note(cell, note);
+    }
     let mut add = |name: &str, value: f64| {
         let values = cell.metrics.entry(name.to_owned()).or_default();
         values.push(value);
@@ -672,7 +671,7 @@ fn add_turn(cell: &mut Cell, row: Row, target: &Target, turn: &Turn, is_timed: b
         }
         return;
     }
-    if is_timed || row.load == Load::Herd {
+    if has_waits && !turn.waits.is_empty() {
         for (name, quantile) in [("wait_p50_ns", 0.5), ("wait_p99_ns", 0.99)] {
             add(name, turn.waits.value_at_quantile(quantile) as f64);
         }
@@ -773,4 +772,138 @@ fn add_scalability(cells: &mut [Cell]) {
 /// The library under its default fairness.
 pub fn default_library() -> Target {
     Target::Library(FairnessSetting(Fairness::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::{Done, gather};
+    use crate::sys::Usage;
+
+    fn row(load: Load, tasks: u32) -> Row {
+        let level = Level::Processes;
+        Row {
+            load,
+            level,
+            held: 0,
+            tasks,
+        }
+    }
+
+    fn cell_of(row: Row, target: &Target, turn: &Turn, is_timed: bool) -> Cell {
+        let mut cell = new_cell(row, target, None);
+        add_turn(&mut cell, row, target, turn, is_timed);
+        cell
+    }
+
+    fn kernel() -> Target {
+        Target::Kernel("/tmp".into())
+    }
+
+    /// Three processes of two tasks each, whose waits span six decades.
+    #[test]
+    fn percentiles_are_those_of_all_waits_sorted() {
+        let mut raw = Vec::new();
+        let mut state = 1u64;
+        let mut reports = Vec::new();
+        for _ in 0..3 {
+            let mut all = Vec::new();
+            for _ in 0..2 {
+                let mut waits = histogram();
+                for _ in 0..5000 {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+                    let decade = 10u64.pow((state >> 60) as u32 % 6);
+                    let wait = decade * (10 + (state >> 33) % 90);
+                    waits.saturating_record(wait);
+                    raw.push(wait);
+                }
+                all.push(Ok(Done {
+                    waits: Some(waits),
+                    ..Done::default()
+                }));
+            }
+            reports.push(gather(all).expect("no task failed"));
+        }
+        raw.sort_unstable();
+        let turn = Turn::gather(Duration::from_secs(1), reports).expect("gathered");
+        let cell = cell_of(row(Load::Lock2, 6), &kernel(), &turn, true);
+        for (name, place) in [
+            ("wait_p50_ns", raw.len() / 2 - 1),
+            ("wait_p99_ns", raw.len() * 99 / 100 - 1),
+            ("wait_max_ns", raw.len() - 1),
+        ] {
+            let (found, exact) = (cell.mean(name).expect(name), raw[place] as f64);
+            assert!(
+                (found / exact - 1.0).abs() < 1e-3,
+                "{name}: {found} {exact}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_turn_in_which_no_call_came_back_has_no_percentiles() {
+        let turn = Turn::gather(Duration::from_secs(1), Vec::new()).expect("gathered");
+        for load in [Load::Lock2, Load::Herd] {
+            let cell = cell_of(row(load, 2), &kernel(), &turn, true);
+            assert_eq!(cell.mean("wait_p99_ns"), None);
+            assert!(cell.notes[0].contains("no wait was measured"));
+        }
+    }
+
+    /// Two tasks in half a second: 3000 and 1000 pairs; 40 and 60 switches; 0.1 and 0.3 s of user time.
+    #[test]
+    fn rates_are_those_computed_by_hand() {
+        let task = |pairs, voluntary, user_us| TaskReport {
+            pairs,
+            usage: Usage {
+                voluntary,
+                user_us,
+                system_us: 50_000,
+                involuntary: 5,
+            },
+            granted_at: 0,
+        };
+        let report = GroupReport {
+            tasks: vec![task(3000, 40, 100_000), task(1000, 60, 300_000)],
+            library: Some(LibraryReport {
+                acquisitions: 5000,
+                wake_ups: 10,
+            }),
+            ..GroupReport::default()
+        };
+        let turn = Turn::gather(Duration::from_millis(500), vec![report]).expect("gathered");
+        for (target, wake_ups) in [
+            (kernel(), 100.0 / 4000.0),
+            (default_library(), 10.0 / 5000.0),
+        ] {
+            let cell = cell_of(row(Load::Lock2, 2), &target, &turn, false);
+            for (name, by_hand) in [
+                // A lock and an unlock are two.
+                ("ops", 16_000.0),
+                ("per_process_ops", 8000.0),
+                ("least_served", 0.5),
+                ("user_time", 0.8),
+                ("system_time", 0.2),
+                ("voluntary_context_switches", 200.0),
+                ("involuntary_context_switches", 20.0),
+                ("wake_ups_per_release", wake_ups),
+            ] {
+                let found = cell.mean(name).expect(name);
+                assert!((found - by_hand).abs() < 1e-9, "{name}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn scalability_is_of_the_mean_of_one_task() {
+        let target = kernel();
+        let mut cells = [(1, [90.0, 110.0]), (4, [100.0, 300.0])].map(|(tasks, ops)| {
+            let mut cell = new_cell(row(Load::Lock2, tasks), &target, None);
+            cell.metrics.insert("ops".to_owned(), ops.to_vec());
+            cell
+        });
+        add_scalability(&mut cells);
+        assert_eq!(cells[0].metrics["scalability"], [0.9, 1.1]);
+        assert_eq!(cells[1].metrics["scalability"], [0.25, 0.75]);
+    }
 }

@@ -175,3 +175,32 @@ impl Drop for SharedBoard {
         let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<Board>()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_sleeps_has_waited_so_often_and_done_next_to_nothing() {
+        let before = Usage::of_this_thread();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let used = Usage::of_this_thread().since(before);
+        // A page may have been fetched meanwhile, too.
+        assert!((20..30).contains(&used.voluntary), "{used:?}");
+        assert!(used.user_us + used.system_us < 20_000, "{used:?}");
+    }
+
+    #[test]
+    fn a_thread_that_works_has_used_the_processor() {
+        let before = Usage::of_this_thread();
+        let mut used = Usage::default();
+        let mut sum = 0u64;
+        while used.user_us < 20_000 {
+            sum = (0..100_000).fold(sum, |sum, n| std::hint::black_box(sum ^ n));
+            used = Usage::of_this_thread().since(before);
+        }
+        assert!(used.voluntary < 10, "{used:?} {sum}");
+    }
+}

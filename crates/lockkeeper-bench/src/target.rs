@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -106,6 +107,8 @@ impl Target {
 pub struct Probed {
     /// The file system's name.
     pub file_system: String,
+    /// Whether something is mounted right there.
+    pub is_mount_point: bool,
     /// Why record locks cannot be had.
     pub locks: Option<String>,
     /// Why flock cannot.
@@ -125,18 +128,31 @@ impl Probed {
     }
 }
 
-/// Removes what dead benches left in a folder, and looks whether it can be used.
+/// Removes what dead benches left in the folder of a target, and looks whether it can be used. Of the
+/// library there is nothing to find.
 ///
 /// # Errors
-/// It does not answer in time, is dead, or no file can be made there.
+/// It does not answer in time, is dead, no file can be made there, or it is no mount point and should be.
 pub fn probe(
     program: &Program,
-    path: &Path,
+    target: &Target,
     within: Duration,
     stop: &AtomicBool,
-) -> Result<Probed, Error> {
+) -> Result<Option<Probed>, Error> {
+    let Some(path) = target.folder() else {
+        return Ok(None);
+    };
     match Errand::Look(path.to_owned()).run(program, within, Some(stop)) {
-        Ok(Answer::Found(probed)) => Ok(probed),
+        // Its server may have gone, and what is beneath would be measured in its name.
+        Ok(Answer::Found(probed))
+            if matches!(target, Target::Mount(_)) && !probed.is_mount_point =>
+        {
+            Err(Error::Refused(format!(
+                "nothing is mounted at {}; any folder is measured by `--on kernel={0}`",
+                path.display()
+            )))
+        }
+        Ok(Answer::Found(probed)) => Ok(Some(probed)),
         Ok(_) => Err(Error::Task("a look found nothing".to_owned())),
         Err(Error::Place { path, source })
             if path == Path::new(TMPFS) && source.kind() == io::ErrorKind::NotFound =>
@@ -187,27 +203,86 @@ fn look_at(file: &File, path: &Path) -> Probed {
         sys::set_lease(descriptor, libc::F_WRLCK)
             .and_then(|()| sys::set_lease(descriptor, libc::F_UNLCK)),
     );
+    let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let (point, file_system) = mount_of(&path, &list).unwrap_or_else(|| {
+        let unknown = "unknown".to_owned();
+        (PathBuf::new(), unknown)
+    });
     Probed {
-        file_system: file_system_of(path),
+        is_mount_point: point == path,
+        file_system,
         locks,
         flock,
         lease,
     }
 }
 
-/// The type of the file system, as the list of mounts has it.
-fn file_system_of(path: &Path) -> String {
-    let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+/// The mount that a path is on, as the list of mounts has it: its point, and its file system's type.
+fn mount_of(path: &Path, list: &str) -> Option<(PathBuf, String)> {
     // The last mount with the longest path is the one that is seen.
-    let found = list
-        .lines()
+    list.lines()
         .filter_map(|line| {
             let (left, right) = line.split_once(" - ")?;
-            let point = left.split(' ').nth(4)?;
-            path.starts_with(point)
-                .then(|| (point.len(), right.split(' ').next().unwrap_or_default()))
+            let point = unescaped(left.split(' ').nth(4)?);
+            let kind = right.split(' ').next().unwrap_or_default();
+            path.starts_with(&point).then(|| (point, kind.to_owned()))
         })
-        .max_by_key(|(length, _)| *length);
-    found.map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
+        .max_by_key(|(point, _)| point.as_os_str().len())
+}
+
+/// A path of the list of mounts, in which spaces and their like are written as `\040`: proc_pid_mountinfo(5).
+fn unescaped(field: &str) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut rest = field.as_bytes();
+    while let [first, more @ ..] = rest {
+        let digits = more
+            .get(..3)
+            .and_then(|three| std::str::from_utf8(three).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match (first, byte) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = &more[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = more;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_on_the_last_mount_with_the_longest_point() {
+        let list = "\
+            22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+            30 22 0:25 / /mnt/a\\040b rw - tmpfs x rw\n\
+            31 22 0:26 / /mnt/data rw - tmpfs x rw\n\
+            32 31 0:27 / /mnt/data rw - fuse.lockkeeper x rw\n";
+        for (path, point, kind) in [
+            ("/mnt", "/", "ext4"),
+            ("/mnt/a", "/", "ext4"),
+            ("/mnt/a b/c", "/mnt/a b", "tmpfs"),
+            ("/mnt/data", "/mnt/data", "fuse.lockkeeper"),
+            ("/mnt/database", "/", "ext4"),
+        ] {
+            let found = mount_of(Path::new(path), list).expect(path);
+            assert_eq!(found, (PathBuf::from(point), kind.to_owned()), "{path}");
+        }
+        assert_eq!(mount_of(Path::new("/mnt"), ""), None);
+        for (field, path) in [
+            ("/a\\011b\\134", "/a\tb\\"),
+            ("/a\\", "/a\\"),
+            ("/a\\04", "/a\\04"),
+            ("/ä\\040é", "/ä é"),
+        ] {
+            assert_eq!(unescaped(field), PathBuf::from(path), "{field}");
+        }
+    }
 }

@@ -57,6 +57,9 @@ enum Command {
         /// Only tasks that are these
         #[arg(long = "as", value_name = "WHAT,…", value_delimiter = ',')]
         levels: Vec<Level>,
+        /// Only these targets, as the result names them: `library`, `kernel`, `mount /mnt/data`
+        #[arg(long = "on", value_name = "TARGET,…", value_delimiter = ',')]
+        targets: Vec<String>,
     },
     /// Compare two results, as kernel testers do; exit status 1 for a regression
     Compare {
@@ -333,7 +336,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             output,
             load,
             levels,
-        }) => draw(result, output, load, levels),
+            targets,
+        }) => draw(result, output, load, levels, targets),
         Some(Command::Compare {
             base,
             head,
@@ -386,11 +390,13 @@ fn draw(
     picture: &Path,
     loads: &[Load],
     levels: &[Level],
+    targets: &[String],
 ) -> anyhow::Result<ExitCode> {
     let mut result = ResultFile::load(result)?;
     result.results.retain(|cell| {
         (loads.is_empty() || loads.contains(&cell.load))
             && (levels.is_empty() || levels.contains(&cell.level))
+            && (targets.is_empty() || targets.contains(&cell.target))
     });
     ensure!(
         !result.results.is_empty(),

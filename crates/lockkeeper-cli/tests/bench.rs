@@ -109,12 +109,11 @@ fn every_load_runs_on_the_library_and_the_kernel() {
             );
             if cell["load"] == "herd" {
                 assert!(values(cell, "time_to_last_ns")[0] > 0.0, "{what}");
-                // One wake-up a waiter, and one release more than there are waiters.
+                // All slept when the holder let go: one wake-up a waiter, or the one switch that it took to sleep;
+                // and one release more than there are waiters.
                 let waiters = cell["tasks"].as_f64().expect("a number");
                 let wakes = values(cell, "wake_ups_per_release")[0];
-                if cell["target"] == "library" {
-                    assert!(wakes >= waiters / (waiters + 1.0) - 1e-9, "{what}: {wakes}");
-                }
+                assert!(wakes >= waiters / (waiters + 1.0) - 1e-9, "{what}: {wakes}");
             } else {
                 let metric = match level {
                     "threads" => "per_thread_ops",
@@ -129,6 +128,10 @@ fn every_load_runs_on_the_library_and_the_kernel() {
                     assert_eq!(values(cell, "scalability"), [1.0], "{what}");
                     assert_eq!(values(cell, "least_served"), [1.0], "{what}");
                 }
+            }
+            if cell["notes"].to_string().contains("no wait was measured") {
+                assert!(cell["metrics"]["wait_max_ns"].is_null(), "{cell}");
+                continue;
             }
             assert!(
                 values(cell, "wait_max_ns")[0] >= values(cell, "wait_p50_ns")[0] * 0.99,
@@ -215,8 +218,10 @@ fn a_result_is_drawn_and_compared() {
     );
     assert!(run.status.success(), "{}", said(&run));
     assert!(said(&run).contains("lock1 as threads"), "{}", said(&run));
+    let none = place.bench(&["plot", "a.json", "-o", "a.svg", "--on", "kernel"]);
+    assert_eq!(none.status.code(), Some(2), "{}", said(&none));
     for picture in ["a.svg", "a.png"] {
-        let plot = place.bench(&["plot", "a.json", "-o", picture]);
+        let plot = place.bench(&["plot", "a.json", "-o", picture, "--on", "library"]);
         assert!(plot.status.success(), "{}", said(&plot));
         assert!(fs::metadata(place.path(picture)).expect("is there").len() > 1000);
     }
@@ -254,6 +259,8 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
     fs::write(place.path("other.json"), r#"{"format": "fio"}"#).expect("written");
     let newer = r#"{"format": "lockkeeper-bench", "version": 99, "results": []}"#;
     fs::write(place.path("newer.json"), newer).expect("written");
+    let endless = fs::File::create(place.path("endless")).expect("made");
+    endless.set_len(1 << 40).expect("a file with a hole");
     let before = place.names();
     for (arguments, reason) in [
         (&["lock1", "--tasks", "0"][..], "at least 1"),
@@ -265,6 +272,14 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
         (&["lock1", "--on", "kernel=missing"], "No such file"),
         (&["lock1", "--on", "kernel=file"], "Not a directory"),
         (&["lock1", "--on", "kernel=/proc"], "cannot use /proc"),
+        (
+            &["lock1", "--on", "mount=folder"],
+            "nothing is mounted at folder",
+        ),
+        (
+            &["lock1", "--on", "kernel=a\u{1b}[31m"],
+            "control characters",
+        ),
         (&["lock1", "--on", "library,library"], "named twice"),
         (
             &["lock1", "--on", "kernel", "--fairness", "first-come"],
@@ -314,6 +329,7 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_leaves_nothing() {
         (&["plot", "other.json", "-o", "a.svg"], "is not a result"),
         (&["plot", "newer.json", "-o", "a.svg"], "version 99"),
         (&["compare", "newer.json", "newer.json"], "version 99"),
+        (&["compare", "endless", "endless"], "larger than any result"),
         (&["compare", "text.json", "other.json"], "is not JSON"),
         (&["compare", "a", "b", "--threshold=-1"], "--threshold"),
     ] {
@@ -587,10 +603,17 @@ fn a_report_is_a_page_and_its_result() {
     let text = fs::read_to_string(place.path("report/results.json")).expect("readable");
     let result: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let model = &result["model"];
-    if result["machine"]["cpus"].as_u64() >= Some(2) {
+    let cells = result["results"].as_array().expect("a list");
+    let mut loops = cells
+        .iter()
+        .filter(|cell| cell["load"] != "herd" && cell["load"] != "chain");
+    // Other work may have had both processors in a turn, so that there is nothing to model.
+    let is_busy = loops.any(did_nothing);
+    let has_two_cpus = result["machine"]["cpus"].as_u64() >= Some(2);
+    if has_two_cpus && !is_busy {
         assert_eq!(model["checks"].as_array().expect("a list").len(), 8);
         assert!(model["costs"]["remote_line"].as_f64() > Some(0.0));
-    } else {
+    } else if !has_two_cpus {
         assert!(model.is_null());
     }
 }
