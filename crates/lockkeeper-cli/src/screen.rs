@@ -29,6 +29,11 @@ fn write(text: &str) -> io::Result<bool> {
     }
 }
 
+/// Whether there is a terminal that takes more than text: TERM=dumb takes nothing else (term(7)).
+pub fn obeys_commands() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+}
+
 /// The pause between two looks, as it is given on the command line.
 ///
 /// # Errors
@@ -54,7 +59,7 @@ pub fn watch(
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, is_over.clone()).context("cannot catch signals")?;
     }
-    let is_terminal = io::stdout().is_terminal();
+    let is_terminal = obeys_commands();
     let mut first = true;
     while !is_over.load(Ordering::Relaxed) {
         let text = match look() {

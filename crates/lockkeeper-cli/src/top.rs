@@ -27,6 +27,8 @@ use signal_hook::iterator::Signals;
 use feed::Feed;
 use state::{Pressed, State};
 
+use crate::screen;
+
 /// The least time between two questions.
 const SECOND: Duration = Duration::from_secs(1);
 /// A question is followed by so many times the length of its answer without one.
@@ -57,6 +59,12 @@ enum Event {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("top draws on a terminal, and this is none; `lockkeeper locks` prints what there is");
+    }
+    if !screen::obeys_commands() {
+        bail!(
+            "top draws on the whole terminal, and this one (TERM=dumb) cannot be drawn on; `lockkeeper locks --watch` \
+             prints what there is"
+        );
     }
     // Before the screen is taken: what is wrong is best read on the old one.
     let server = crate::server::Server::find(arguments.target.as_deref())?;

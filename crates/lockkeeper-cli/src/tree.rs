@@ -1,6 +1,5 @@
 //! `lockkeeper tree`: who waits beneath whom, drawn.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -42,7 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         let style = Style {
             unicode: speaks_utf8(|name| std::env::var(name).ok()),
-            colour: io::stdout().is_terminal() && is_unset("NO_COLOR"),
+            colour: screen::obeys_commands() && is_unset("NO_COLOR"),
             all: arguments.all,
         };
         let draw = |report| match arguments.dot {

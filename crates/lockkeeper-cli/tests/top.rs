@@ -65,7 +65,7 @@ fn report(asked: u64) -> Report {
     Report {
         version: VERSION,
         mountpoint: "/m".into(),
-        files: vec![file(1, "quiet\u{1b}[2J", 0), file(2, "busy", 3)],
+        files: vec![file(1, "quiet\u{1b}[2J\u{202e}", 0), file(2, "busy", 3)],
         totals: Totals {
             acquisitions: 2000 * asked,
             ..Totals::default()
@@ -232,7 +232,11 @@ fn it_shows_sorts_opens_and_quits() {
     terminal.until("rates", |screen| {
         screen.contains("/s granted") && !screen.contains("-/s granted")
     });
-    assert!(terminal.text().contains("quiet?[2J"), "{}", terminal.text());
+    assert!(
+        terminal.text().contains(r"quiet\x1b[2J\xe2\x80\xae"),
+        "{}",
+        terminal.text()
+    );
     terminal.press("\r");
     terminal.shows("waits program 202");
     terminal.shows("holds program 100");
@@ -348,19 +352,22 @@ fn what_is_no_terminal_or_no_mount_is_refused() {
         server.temp.path().join("nothing"),
         server.temp.path().to_owned(),
     ] {
-        let mut command = CommandBuilder::new(PROGRAM);
-        command.arg("top");
-        command.arg(&target);
+        let mut command = top(&server);
+        command.get_argv_mut()[2] = target.into();
         let (status, left) = Terminal::run(command, 24, 200).ends();
         assert_eq!(status, 2);
         assert!(left.contains("error: "), "{left}");
     }
     let dead = server.temp.path().join("dead");
     drop(UnixListener::bind(&dead).expect("a socket"));
-    let mut command = CommandBuilder::new(PROGRAM);
-    command.arg("top");
-    command.arg(&dead);
+    let mut command = top(&server);
+    command.get_argv_mut()[2] = dead.into();
     let (status, left) = Terminal::run(command, 24, 200).ends();
     assert_eq!(status, 2);
     assert!(left.contains("nobody answers"), "{left}");
+    let mut command = top(&server);
+    command.env("TERM", "dumb");
+    let (status, left) = Terminal::run(command, 24, 200).ends();
+    assert_eq!(status, 2);
+    assert!(left.contains("TERM=dumb"), "{left}");
 }

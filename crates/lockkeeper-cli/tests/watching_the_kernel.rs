@@ -167,8 +167,8 @@ fn a_tree_shows_who_waits_for_the_kernels_locks() {
     let explained = scene.said_by(&["explain", ".", ofd]);
     assert!(
         explained.contains(&format!(
-            "Process {ofd} (python3) waits for an OFD write 105 lock on {held}. In the way is the OFD write \
-             100-109, held by {holder} (python3)."
+            "Process {ofd} (python3) waits for an OFD write lock (byte 105) on {held}. In the way is the OFD write \
+             lock (bytes 100-109), held by {holder} (python3)."
         )),
         "{explained}"
     );

@@ -31,6 +31,9 @@ const BUFFER: usize = MAX_WRITE + 4096 * 17;
 
 /// Buffers kept for reuse while workers have others.
 const SPARE_BUFFERS: usize = 8;
+/// A message up to this size goes to a worker as a copy, since a thousand opens at once are not to take a thousand buffers
+/// for the largest WRITE.
+const SMALL: usize = 64 << 10;
 
 /// How reads and writes of the mount's files go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -521,12 +524,15 @@ impl Shared {
         }
     }
 
-    /// Gives what is left of the message to a worker; another buffer takes the message's place.
+    /// Gives what is left of the message to a worker: a copy, or another buffer takes the message's place.
     fn go_on(self: &Arc<Self>, next: Next, buffer: &mut Vec<u8>, len: usize) {
         if matches!(next, Next::Nothing) {
             return;
         }
-        let message = std::mem::replace(buffer, self.spare_buffer());
+        let message = match len {
+            0..=SMALL => buffer[..len].to_vec(),
+            _ => std::mem::replace(buffer, self.spare_buffer()),
+        };
         let shared = self.clone();
         match next {
             Next::Nothing => {}
@@ -666,7 +672,7 @@ impl Shared {
             Err(malformed) => self.refuse(&malformed),
         }
         let mut spare = lock(&self.spare);
-        if spare.len() < SPARE_BUFFERS {
+        if message.len() == BUFFER && spare.len() < SPARE_BUFFERS {
             spare.push(message);
         }
     }

@@ -18,6 +18,10 @@ use crate::sampler::Sampler;
 use crate::source::Source;
 use crate::token::Token;
 
+/// So much of what was sent and not yet taken the kernel keeps for a connection (socket(7): it doubles this). Left to
+/// itself it comes to keep megabytes: minutes of old views, for a client that does not read.
+const UNTAKEN: usize = 128 << 10;
+
 /// What clients may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -86,6 +90,9 @@ impl Bound {
         };
         let listener = TcpListener::bind(wanted).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
+        // Connections inherit it.
+        sockopt::set_socket_send_buffer_size(&listener, UNTAKEN)
+            .map_err(|errno| failed(errno.into()))?;
         let address = listener.local_addr().map_err(failed)?;
         let token = Token::new().map_err(BindError::Token)?;
         Ok(Bound {
@@ -174,5 +181,22 @@ async fn accept(listener: tokio::net::TcpListener, router: Router, limits: Limit
             }
             drop(place);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn of_a_client_that_does_not_read_little_is_kept() {
+        let bound = Bound::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), false).expect("binds");
+        bound.listener.set_nonblocking(false).expect("waits");
+        let _client = TcpStream::connect(bound.address()).expect("connects");
+        let (accepted, _) = bound.listener.accept().expect("accepts");
+        let kept = sockopt::socket_send_buffer_size(&accepted).expect("told");
+        assert!(kept <= 2 * UNTAKEN, "{kept}");
     }
 }

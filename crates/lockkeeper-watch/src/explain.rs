@@ -190,13 +190,13 @@ impl<'a> Teller<'a> {
                     0 | 1 => String::new(),
                     count => format!(" and {} before that", words::number(count - 1)),
                 },
-                words::lock(holder)
+                held(holder)
             );
         } else {
             let _ = write!(
                 text,
                 " In the way is the {}, held by {holder_name}{age}.",
-                words::lock(holder)
+                held(holder)
             );
         }
     }
@@ -411,7 +411,7 @@ impl<'a> Teller<'a> {
             if named.len() < NAMED {
                 named.push(format!(
                     "{} on {}",
-                    words::lock(&file.locks[index].lock),
+                    held(&file.locks[index].lock),
                     words::file(file, self.report)
                 ));
             }
@@ -473,16 +473,29 @@ fn held_for(file: &FileLocks, lock: &Lock) -> Option<f64> {
     held.held_for
 }
 
-/// `a POSIX write lock on bytes 0-9`.
+/// `a POSIX write lock (bytes 0-9)`.
 fn asked(lock: &Lock) -> String {
     match lock.kind {
         Kind::Access => format!("its turn to access ({})", words::lock(lock)),
         Kind::Lease | Kind::Delegation => "a lease to be given up".into(),
         _ => {
             let article = if lock.kind == Kind::Ofd { "an" } else { "a" };
-            format!("{article} {} lock", words::lock(lock))
+            format!("{article} {}", held(lock))
         }
     }
+}
+
+/// `POSIX write lock (bytes 0-9)`, `flock read lock`, `lease read`.
+fn held(lock: &Lock) -> String {
+    let mode = words::mode(lock.mode);
+    let noun = if lock.kind.is_lease() { "" } else { " lock" };
+    let range = match (words::range(lock), lock.start, lock.end) {
+        (range, ..) if range.is_empty() => range,
+        (range, 0, None) => format!(" ({range})"),
+        (range, start, end) if end == Some(start) => format!(" (byte {range})"),
+        (range, ..) => format!(" (bytes {range})"),
+    };
+    format!("{} {mode}{noun}{range}", lock.kind.name())
 }
 
 #[cfg(test)]
@@ -573,7 +586,7 @@ mod tests {
         let report = report(vec![file("/m/a", 1, &[(2, ROOT)])]);
         assert_eq!(
             told(&report, 2, &[]),
-            "Process 2 (prog) has waited 12 s for a flock write lock on /m/a. In the way is the flock write, \
+            "Process 2 (prog) has waited 12 s for a flock write lock on /m/a. In the way is the flock write lock, \
              held by 1 (prog) for 3 min 20 s. It can end: 1 (prog) is alive, and the wait is over when it \
              unlocks, or the last process that has this open file closes it or ends. If that does not come, \
              `kill 1` frees the lock."
@@ -725,12 +738,34 @@ mod tests {
         assert!(
             text.contains(
                 "It stands behind the request of 6 (prog) and 1 before that; the lock that must go first is the \
-                 flock write, held by 1 (prog) for 3 min 20 s. 1 (prog) itself waits for 12 s for a flock write \
+                 flock write lock, held by 1 (prog) for 3 min 20 s. 1 (prog) itself waits for 12 s for a flock write \
                  lock on /m/b, which 7 (prog) holds. It can end: 7 (prog) is alive"
             ),
             "{text}"
         );
         assert!(text.ends_with("`kill 7` frees the lock."), "{text}");
+    }
+
+    #[test]
+    fn a_range_is_told_as_one_would_say_it() {
+        let told = |kind, start, end| {
+            held(&Lock {
+                kind,
+                start,
+                end,
+                ..lock(1, 1)
+            })
+        };
+        for (kind, start, end, expected) in [
+            (Kind::Flock, 0, None, "flock write lock"),
+            (Kind::Posix, 0, None, "POSIX write lock (whole file)"),
+            (Kind::Ofd, 5, Some(9), "OFD write lock (bytes 5-9)"),
+            (Kind::Posix, 5, Some(5), "POSIX write lock (byte 5)"),
+            (Kind::Posix, 5, None, "POSIX write lock (bytes 5-end)"),
+            (Kind::Lease, 0, None, "lease write"),
+        ] {
+            assert_eq!(told(kind, start, end), expected);
+        }
     }
 
     #[test]
@@ -766,7 +801,7 @@ mod tests {
         let report = report(vec![file("/m/a", 1, &[(2, ROOT)]), file("/m/b", 1, &[])]);
         assert_eq!(
             told(&report, 1, &[]),
-            "Process 1 (prog) waits for no lock on /m. It holds 2 locks: flock write on /m/a, flock write on /m/b. \
+            "Process 1 (prog) waits for no lock on /m. It holds 2 locks: flock write lock on /m/a, flock write lock on /m/b. \
              1 request waits for it, of 2 (prog), for 12 s."
         );
         assert_eq!(

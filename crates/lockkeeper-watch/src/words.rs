@@ -54,12 +54,17 @@ pub fn range(lock: &Lock) -> String {
     }
 }
 
-/// `POSIX write 0-9`, `flock read`.
-pub fn lock(lock: &Lock) -> String {
-    let mode = match lock.mode {
+/// `read`, `write`.
+pub fn mode(mode: Mode) -> &'static str {
+    match mode {
         Mode::Read => "read",
         Mode::Write => "write",
-    };
+    }
+}
+
+/// `POSIX write 0-9`, `flock read`.
+pub fn lock(lock: &Lock) -> String {
+    let mode = mode(lock.mode);
     let range = range(lock);
     let blank = if range.is_empty() { "" } else { " " };
     format!("{} {mode}{blank}{range}", lock.kind.name())

@@ -2,6 +2,7 @@
 
 use lockkeeper_watch::report::{FileLocks, Kind, Lock, Mode, Report};
 use lockkeeper_watch::rows::{Row as Place, Rows};
+use lockkeeper_watch::words;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -334,7 +335,7 @@ fn draw_help(frame: &mut Frame, area: Rect) {
 }
 
 fn plain(text: &str) -> String {
-    text.replace(char::is_control, "?")
+    words::clean(text)
 }
 
 fn count(number: usize, what: &str) -> String {

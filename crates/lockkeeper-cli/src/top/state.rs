@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use lockkeeper_watch::report::{FileCounters, FileLocks, Report, Totals};
+use lockkeeper_watch::words;
 
 use super::draw::Look;
 
@@ -406,7 +407,7 @@ fn name_of(report: &Report, file: &FileLocks) -> String {
         .strip_prefix(report.mountpoint.as_str())
         .and_then(|rest| rest.strip_prefix('/'));
     // A name may hold anything, and a terminal obeys some of it.
-    let name = below.unwrap_or(path).replace(char::is_control, "?");
+    let name = words::clean(below.unwrap_or(path));
     match file.deleted {
         true => format!("{name} (unlinked)"),
         false => name,
