@@ -354,20 +354,20 @@ fn what_is_no_terminal_or_no_mount_is_refused() {
     ] {
         let mut command = top(&server);
         command.get_argv_mut()[2] = target.into();
-        let (status, left) = Terminal::run(command, 24, 200).ends();
-        assert_eq!(status, 2);
-        assert!(left.contains("error: "), "{left}");
+        let terminal = Terminal::run(command, 24, 200);
+        terminal.shows("error: ");
+        assert_eq!(terminal.ends().0, 2);
     }
     let dead = server.temp.path().join("dead");
     drop(UnixListener::bind(&dead).expect("a socket"));
     let mut command = top(&server);
     command.get_argv_mut()[2] = dead.into();
-    let (status, left) = Terminal::run(command, 24, 200).ends();
-    assert_eq!(status, 2);
-    assert!(left.contains("nobody answers"), "{left}");
+    let terminal = Terminal::run(command, 24, 200);
+    terminal.shows("nobody answers");
+    assert_eq!(terminal.ends().0, 2);
     let mut command = top(&server);
     command.env("TERM", "dumb");
-    let (status, left) = Terminal::run(command, 24, 200).ends();
-    assert_eq!(status, 2);
-    assert!(left.contains("TERM=dumb"), "{left}");
+    let terminal = Terminal::run(command, 24, 200);
+    terminal.shows("TERM=dumb");
+    assert_eq!(terminal.ends().0, 2);
 }
