@@ -259,3 +259,37 @@ fn a_tree_is_walked_and_folded_by_keys() {
     browser.until("document.getElementById('open').hidden", &json!(true));
     assert_eq!(browser.complaints(), [""; 0]);
 }
+
+/// Elements that begin or end beyond the box that they are in, or beyond the page.
+const BEYOND: &str = "[...document.querySelectorAll('header *, main *')].filter((element) => { \
+     const box = element.closest('.card, #open > section, .number') ?? document.documentElement; \
+     const inner = element.getBoundingClientRect(), outer = box.getBoundingClientRect(); \
+     return inner.width > 1 && !element.closest('svg, .scroll') \
+     && (inner.right > outer.right + 1 || inner.left < outer.left - 1); \
+     }).map((element) => element.outerHTML.slice(0, 100)).join()";
+
+#[test]
+#[ignore = "needs FUSE and packages: run by cargo xtask test"]
+fn nothing_sticks_out_however_wide_the_window_is() {
+    let queue = Arc::new(Queue::default());
+    queue.set(3000);
+    let browser = Browser::start();
+    browser.open(&serve(&queue));
+    for (address, rows) in [("#", 8), ("#file=1-1&page=9", 200)] {
+        browser.act(&format!("location.hash = '{address}'"));
+        let shown =
+            "[...document.querySelectorAll('.row')].filter((row) => row.offsetParent).length";
+        browser.until(shown, &json!(rows));
+        for width in [500, 640, 700, 850, 1000, 1150, 1280, 1600] {
+            browser.resize(width, 900);
+            browser.until(&format!("innerWidth <= {width}"), &json!(true));
+            assert_eq!(browser.ask(BEYOND), "", "{address} at {width}");
+            assert_eq!(
+                browser.ask("document.documentElement.scrollWidth <= innerWidth"),
+                true,
+                "{address} at {width}"
+            );
+        }
+    }
+    assert_eq!(browser.complaints(), [""; 0]);
+}

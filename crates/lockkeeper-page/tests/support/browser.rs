@@ -122,6 +122,14 @@ impl Browser {
         }
     }
 
+    /// Gives the page so much room, whatever frame the window has.
+    #[allow(dead_code, reason = "of two programs of tests one looks at widths")]
+    pub fn resize(&self, width: u32, height: u32) {
+        self.runtime
+            .block_on(self.client.set_window_size(width, height))
+            .expect("resizes");
+    }
+
     /// What the browser complained of since the last time.
     pub fn complaints(&self) -> Vec<String> {
         let session = self.driver.session.as_deref().unwrap_or_default();
