@@ -679,7 +679,7 @@ fn draw_panel<B: DrawingBackend>(
             let zero = text_style(15, scale).color(&colour);
             let mark = EmptyElement::at(at(*x, 0.0))
                 + Cross::new((0, 0), 5 * s, stroke)
-                + Text::new("0", (-4 * s, -24 * s), zero);
+                + Text::new("0", (-18 * s, -17 * s), zero);
             chart.draw_series([mark]).map_err(drawing)?;
         }
         for points in curve.points.split(|(_, ys)| is_nothing(ys)) {
