@@ -350,10 +350,10 @@ fn assumptions(costs: &Costs) -> Vec<String> {
              tasks and taken for any number, so that the lines are flat from two cores on."
         ),
         "Left out in lock2: that a lock and an unlock in front of a waiter look at the queue and that two cores meet \
-         at the lock's word, which makes what is measured slower; and that the woken task works already while its \
-         waker is still in the call, which makes it faster. Where the model was made, the two cancelled out for the \
-         library (within 5 %), and the kernel, which wakes once in 44 pairs, came out 10 to 20 % too slow: see the \
-         check at two cores."
+         at the lock's word, which makes what is measured slower; and whatever two tasks do at once, which makes it \
+         faster. Where the model was made, the two cancelled out for the library (within 5 %); the kernel, which \
+         wakes once in 44 pairs and kept 1.2 cores busy instead of one, came out 10 to 20 % too slow: see the check \
+         at two cores."
             .to_owned(),
         "Service times are exponential and cores are alike (mean value analysis of a closed network). The shape \
          is what to take from it: what is bounded and where, not the third digit."
