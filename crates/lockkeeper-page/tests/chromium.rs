@@ -260,12 +260,13 @@ fn a_tree_is_walked_and_folded_by_keys() {
     assert_eq!(browser.complaints(), [""; 0]);
 }
 
-/// Elements that begin or end beyond the box that they are in, or beyond the page.
+/// Elements that begin or end beyond the box that they are in, or beyond the page, or whose text does.
 const BEYOND: &str = "[...document.querySelectorAll('header *, main *')].filter((element) => { \
      const box = element.closest('.card, #open > section, .number') ?? document.documentElement; \
      const inner = element.getBoundingClientRect(), outer = box.getBoundingClientRect(); \
-     return inner.width > 1 && !element.closest('svg, .scroll') \
-     && (inner.right > outer.right + 1 || inner.left < outer.left - 1); \
+     const runs_out = element.scrollWidth > element.clientWidth + 1 && getComputedStyle(element).overflowX === 'visible'; \
+     return element.getClientRects().length > 0 && !element.closest('svg, .scroll, .unseen') \
+     && (runs_out || inner.right > outer.right + 1 || inner.left < outer.left - 1); \
      }).map((element) => element.outerHTML.slice(0, 100)).join()";
 
 #[test]
