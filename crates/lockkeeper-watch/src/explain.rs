@@ -59,8 +59,9 @@ pub fn explain(report: &Report, pid: u32, sight: &dyn Sight) -> Option<Vec<Strin
     let mut paragraphs: Vec<String> = told.map(|wait| teller.wait(pid, wait)).collect();
     if waits.len() > WAITS {
         paragraphs.push(format!(
-            "It waits for {}; `lockkeeper locks {pid}` lists them all.",
-            words::count(waits.len() - WAITS, "more lock", "more locks")
+            "It waits for {}; `lockkeeper locks {}` lists them all.",
+            words::count(waits.len() - WAITS, "more lock", "more locks"),
+            words::clean(&report.mountpoint)
         ));
     }
     Some(paragraphs)
@@ -683,7 +684,7 @@ mod tests {
         assert_eq!(paragraphs.len(), WAITS + 1);
         assert_eq!(
             paragraphs[WAITS],
-            "It waits for 99,990 more locks; `lockkeeper locks 2` lists them all."
+            "It waits for 99,990 more locks; `lockkeeper locks /m` lists them all."
         );
         // A deadlock of very many processes.
         let file_of = |pid| file("/m/a", pid % MANY + 1, &[(pid, ROOT)]);

@@ -269,19 +269,19 @@ impl FileHandle {
     /// a few dozen locks and waiters are copied in pieces, and what changes between
     /// two of them is seen before the change or after it, as in /proc/locks.
     pub fn survey(&self) -> Snapshot {
-        self.survey_and_counters().0
+        self.survey_and_counters(&mut Survey::new()).0
     }
 
-    /// Both with no more visits than the first takes: listings ask for them on every file.
-    pub(crate) fn survey_and_counters(&self) -> (Snapshot, Counters) {
-        let mut survey = Survey::new();
+    /// Both with no more visits than the first takes, and in the room of one survey: listings ask for them on
+    /// every file.
+    pub(crate) fn survey_and_counters(&self, survey: &mut Survey) -> (Snapshot, Counters) {
         loop {
             survey.reserve(PIECE);
             let table = self.file.table.lock();
-            if !table.survey(&mut survey, PIECE) {
+            if !table.survey(survey, PIECE) {
                 let counters = table.counters();
                 drop(table);
-                return (survey.into_snapshot(), counters);
+                return (survey.take_snapshot(), counters);
             }
         }
     }

@@ -6,7 +6,7 @@ use super::LockManager;
 use super::file::FileId;
 use crate::owner::PidView;
 use crate::proc_locks;
-use crate::table::{Counters, Snapshot};
+use crate::table::{Counters, Snapshot, Survey};
 
 /// One file of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +26,12 @@ impl LockManager {
     ///
     /// [`FileHandle::survey`]: crate::FileHandle::survey
     pub fn snapshot(&self) -> Vec<FileListing> {
+        let mut survey = Survey::new();
         let mut listings: Vec<FileListing> = self
             .handles()
             .iter()
             .map(|handle| {
-                let (snapshot, counters) = handle.survey_and_counters();
+                let (snapshot, counters) = handle.survey_and_counters(&mut survey);
                 FileListing {
                     file: handle.id(),
                     snapshot,

@@ -57,12 +57,21 @@ impl Survey {
     }
 
     /// The state of the file, as far as it was copied.
-    pub fn into_snapshot(self) -> Snapshot {
+    pub fn into_snapshot(mut self) -> Snapshot {
+        self.take_snapshot()
+    }
+
+    /// The same, and nothing is copied any more: the next file can have the room that
+    /// there is, and the snapshot has no more than it needs.
+    pub fn take_snapshot(&mut self) -> Snapshot {
         let Survey {
-            mut granted,
-            mut waiting,
-            ..
+            granted,
+            waiting,
+            stage,
+            next,
+            end,
         } = self;
+        (*stage, *next, *end) = (Stage::default(), 0, 0);
         // A lock that the table kept in itself may have moved since, and been seen twice.
         let moved: Vec<GrantedView> = granted
             .iter()
@@ -81,6 +90,12 @@ impl Survey {
             let key = |view: &GrantedView| (rank(view.lock.kind), view.lock.range);
             key(a).cmp(&key(b)).then(a.since.cmp(&b.since))
         });
+        if waiting.is_empty() {
+            return Snapshot {
+                granted: granted.drain(..).map(|(_, view)| view).collect(),
+                waiting: Vec::new(),
+            };
+        }
         waiting.sort_by_key(|(.., view)| view.arrival);
         let locks: HashMap<(bool, u32), usize> = granted
             .iter()
@@ -122,9 +137,9 @@ impl Survey {
         });
 
         let mut views: Vec<Option<WaiterView>> =
-            waiting.into_iter().map(|(.., view)| Some(view)).collect();
+            waiting.drain(..).map(|(.., view)| Some(view)).collect();
         let mut snapshot = Snapshot {
-            granted: granted.into_iter().map(|(_, view)| view).collect(),
+            granted: granted.drain(..).map(|(_, view)| view).collect(),
             waiting: Vec::with_capacity(views.len()),
         };
         let mut next_lost = 0;

@@ -694,7 +694,10 @@ impl Run {
     fn compare_survey(&self, snapshot: &Snapshot) {
         let mut survey = Survey::new();
         while self.table.survey(&mut survey, 3) {}
-        let surveyed = survey.into_snapshot();
+        let surveyed = survey.take_snapshot();
+        // And once more in the same room.
+        while self.table.survey(&mut survey, 3) {}
+        assert_eq!(survey.into_snapshot(), surveyed);
         assert_eq!(surveyed.granted.len(), snapshot.granted.len());
         for view in &snapshot.granted {
             assert!(surveyed.granted.contains(view), "{view:?} was not surveyed");
