@@ -31,8 +31,9 @@ pub struct Arguments {
     #[arg(long, short)]
     noheadings: bool,
     /// Show it again every so many seconds: in place on a terminal, one after the other elsewhere
-    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
-          value_parser = screen::pause)]
+    // With `=` only: what follows `--watch` is where to look.
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+          default_missing_value = "1", value_parser = screen::pause)]
     watch: Option<Duration>,
 }
 

@@ -333,7 +333,7 @@ print(os.getpid())
 /// `lockkeeper locks --watch` on a pipe, of which a listing has been read.
 fn watching(mount: &Mount) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut watch = Command::new(PROGRAM)
-        .args(["locks", "mnt", "--watch", "0.1"])
+        .args(["locks", "--watch=0.1", "mnt"])
         .current_dir(mount.beside(""))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -253,8 +253,8 @@ fn what_cannot_be_shown_is_said_and_ends_with_2() {
         (&["tree", "nowhere"][..], "nowhere"),
         (&["explain", ".", "4194305"], "there is no process 4194305"),
         (&["metrics", "."], "of a lockkeeper mount"),
-        (&["locks", "nowhere", "--watch"], "nowhere"),
-        (&["locks", ".", "--watch", "0"], "not a number of seconds"),
+        (&["locks", "--watch", "nowhere"], "nowhere"),
+        (&["locks", ".", "--watch=0"], "not a number of seconds"),
     ] {
         let output = scene.lockkeeper(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -267,7 +267,7 @@ fn what_cannot_be_shown_is_said_and_ends_with_2() {
 fn watching_appends_on_a_pipe_and_ends_with_its_reader_or_a_signal() {
     let scene = Scene::new(CONTENDED);
     let mut watch = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
-        .args(["locks", ".", "--watch", "0.1"])
+        .args(["locks", "--watch=0.1", "."])
         .current_dir(scene.temp.path())
         .stdout(Stdio::piped())
         .spawn()
