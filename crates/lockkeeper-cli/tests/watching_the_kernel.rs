@@ -243,7 +243,10 @@ ready(holder, waiter, behind, os.getpid())
         "{explained}"
     );
     let idle = scene.said_by(&["explain", ".", heir]);
-    assert!(idle.contains("waits for no lock"), "{idle}");
+    assert!(
+        idle.contains("waits for no lock") && idle.contains("It may share 1 lock with who took it"),
+        "{idle}"
+    );
 }
 
 #[test]

@@ -2,18 +2,20 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use std::path::Path;
 
+use crate::kernel::{self, Opener};
 use crate::process::{self, Process, Uptime};
 use crate::report::{Blocker, Deadlock, FileLocks, Kind, Lock, Report, Waiting};
-use crate::{kernel, words};
+use crate::words;
 
 /// What can be seen of processes. A trait, so that explanations can be tried on processes made up.
 pub trait Sight {
     /// The process, if it is there and can be seen.
     fn process(&self, pid: u32) -> Option<Process>;
-    /// Who has this file open.
-    fn openers(&self, path: &Path) -> Vec<u32>;
+    /// Who has this file of the report open: one for each descriptor.
+    fn openers(&self, report: &Report, file: &FileLocks) -> Vec<Opener>;
+    /// The files of the report, by their places, that this process has open.
+    fn opened_by(&self, report: &Report, pid: u32) -> Vec<usize>;
     /// The process of a thread.
     fn process_of(&self, thread: u32) -> Option<u32>;
     /// Whether a process that is there began later than `age` seconds ago, and is another one than had its number
@@ -30,8 +32,12 @@ impl Sight for Machine {
         Process::of(pid)
     }
 
-    fn openers(&self, path: &Path) -> Vec<u32> {
-        kernel::openers(path)
+    fn openers(&self, report: &Report, file: &FileLocks) -> Vec<Opener> {
+        kernel::openers(report, file)
+    }
+
+    fn opened_by(&self, report: &Report, pid: u32) -> Vec<usize> {
+        kernel::opened_by(report, pid)
     }
 
     fn process_of(&self, thread: u32) -> Option<u32> {
@@ -275,20 +281,23 @@ impl<'a> Teller<'a> {
                     see it."
                 .into();
         }
-        // Whoever began after the lock was taken has its taker's number, and is not to be killed for it.
-        let is_taker = |process: &Process| {
-            let age = held_for(file, holder);
-            !process.is_dead() && age.is_none_or(|age| !self.sight.is_younger(process, age))
-        };
-        let process = self.sight.process(pid).filter(is_taker);
-        let Some(process) = process else {
+        let Some(process) = self.taker(file, holder) else {
             return self.holder_gone(file, holder);
         };
         let who = words::who(holder);
+        let sharers = self.sharers(file, holder);
+        let kill = kill(pid, &sharers);
         if process.is_stopped() {
+            let kill = kill.replacen("kill", "kill -KILL", 1);
+            let ends = match sharers.is_empty() {
+                true => format!("`{kill}` ends it and with it the lock."),
+                false => format!(
+                    "{} to share the open file, and only when all have ended is the lock free (`{kill}`).",
+                    self.seem(&sharers)
+                ),
+            };
             return format!(
-                "{who} is stopped, and lets go of nothing until it goes on: `kill -CONT {pid}` lets it go on, \
-                 `kill -KILL {pid}` ends it and with it the lock."
+                "{who} is stopped, and lets go of nothing until it goes on: `kill -CONT {pid}` lets it go on, {ends}"
             );
         }
         let frees = match holder.kind {
@@ -300,45 +309,82 @@ impl<'a> Teller<'a> {
             'D' => " It is in an uninterruptible wait, as for a disk: look there first.",
             _ => "",
         };
+        let otherwise = match sharers.is_empty() {
+            true => format!("If that does not come, `{kill}` frees the lock."),
+            false => format!(
+                "{} to share the open file. If nobody unlocks, `{kill}` frees the lock.",
+                self.seem(&sharers)
+            ),
+        };
         format!(
-            "It can end: {who} is alive, and the wait is over when it {frees}.{state} If that does not come, \
-             `kill {pid}` frees the lock."
+            "It can end: {who} is alive, and the wait is over when it {frees}.{state} {otherwise}"
         )
+    }
+
+    /// The process that took a lock of the file, if it is alive. Whoever began after the lock was taken has its
+    /// taker's number, and is not to be killed for it.
+    fn taker(&self, file: &FileLocks, lock: &Lock) -> Option<Process> {
+        let age = held_for(file, lock);
+        self.sight.process(lock.pid).filter(|process| {
+            !process.is_dead() && age.is_none_or(|age| !self.sight.is_younger(process, age))
+        })
+    }
+
+    /// The others whose descriptors look like those of the open file with this lock: it lasts until all have
+    /// closed it. Where its taker has ended, there is nothing to compare, and all who have the file open may be.
+    /// Nobody waits for a lock that he has himself.
+    fn sharers(&self, file: &FileLocks, lock: &Lock) -> Vec<u32> {
+        if !matches!(lock.kind, Kind::Flock | Kind::Ofd) {
+            return Vec::new();
+        }
+        let openers = self.sight.openers(self.report, file);
+        let is_alive = self.taker(file, lock).is_some();
+        let of_taker = openers.iter().filter(|opener| opener.pid == lock.pid);
+        let signs: HashSet<&str> = of_taker.map(|opener| opener.sign.as_str()).collect();
+        let waiting: HashSet<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
+        let mut sharers: Vec<u32> = openers
+            .iter()
+            .filter(|opener| opener.pid != lock.pid && !waiting.contains(&opener.pid))
+            .filter(|opener| !is_alive || signs.contains(opener.sign.as_str()))
+            .map(|opener| opener.pid)
+            .collect();
+        sharers.dedup();
+        sharers
+    }
+
+    /// `3 (prog), 4 (prog) and 7 more processes`.
+    fn names(&self, pids: &[u32]) -> String {
+        let names: Vec<String> = pids.iter().take(NAMED).map(|&pid| self.name(pid)).collect();
+        let more = match pids.len() - names.len() {
+            0 => String::new(),
+            more => format!(
+                " and {}",
+                words::count(more, "more process", "more processes")
+            ),
+        };
+        names.join(", ") + &more
+    }
+
+    /// `3 (prog) seems`, `3 (prog), 4 (prog) seem`.
+    fn seem(&self, pids: &[u32]) -> String {
+        let verb = if pids.len() == 1 { "seems" } else { "seem" };
+        format!("{} {verb}", self.names(pids))
     }
 
     /// A lock outlives its taker where others share the open file.
     fn holder_gone(&self, file: &FileLocks, holder: &Lock) -> String {
         let pid = holder.pid;
-        let path = file.path.as_deref().filter(|_| !file.deleted);
-        let openers = path.map_or_else(Vec::new, |path| self.sight.openers(Path::new(path)));
-        let waiting: HashSet<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
-        let heirs: Vec<u32> = openers
-            .into_iter()
-            .filter(|opener| *opener != pid && !waiting.contains(opener))
-            .collect();
-        match &heirs[..] {
+        match &self.sharers(file, holder)[..] {
             [] => format!(
                 "Process {pid}, which took it, has ended, but the open file lives on somewhere: in a process \
                  that inherited it and cannot be seen from here, or in a message on its way."
             ),
-            heirs => {
-                let named = &heirs[..heirs.len().min(NAMED)];
-                let names: Vec<String> = named.iter().map(|&heir| self.name(heir)).collect();
-                let kills: Vec<String> = named.iter().map(u32::to_string).collect();
-                let and_more = match heirs.len() - named.len() {
-                    0 => String::new(),
-                    more => format!(
-                        " and {}",
-                        words::count(more, "more process", "more processes")
-                    ),
-                };
-                format!(
-                    "Process {pid}, which took it, has ended, but the file is still open in {}{and_more}, which may have \
-                     inherited the lock with it: it lasts until they unlock, close the file, or end (`kill {}`).",
-                    names.join(", "),
-                    kills.join(" ")
-                )
-            }
+            [first, others @ ..] => format!(
+                "Process {pid}, which took it, has ended, but the file is still open in {}, which may have \
+                 inherited the lock with it: it lasts until they unlock, close the file, or end (`{}`).",
+                self.names(&[&[*first], others].concat()),
+                kill(*first, others)
+            ),
         }
     }
 
@@ -357,6 +403,16 @@ impl<'a> Teller<'a> {
         for (_, lock) in named.iter().take(NAMED) {
             if lock.pid != 0 && !pids.contains(&lock.pid) {
                 pids.push(lock.pid);
+            }
+        }
+        let mut sharers: HashMap<u32, Vec<u32>> = HashMap::new();
+        for &step in cycle.steps.iter().take(NAMED) {
+            if let Some((file, waiting)) = self.report.wait_of(step)
+                && let Some(holder) = file.holder(waiting)
+            {
+                let of_holder = sharers.entry(holder.pid).or_default();
+                of_holder.extend(self.sharers(file, holder));
+                of_holder.dedup();
             }
         }
         let mut text = match self.deadlock_of(wait.place) {
@@ -378,12 +434,34 @@ impl<'a> Teller<'a> {
             let all = words::number(cycle.steps.len());
             let _ = write!(text, ", and so on, {all} in all");
         }
-        let kills: Vec<String> = pids.iter().map(|pid| format!("`kill {pid}`")).collect();
+        let kills: Vec<String> = pids
+            .iter()
+            .map(|&pid| {
+                format!(
+                    "`{}`",
+                    kill(pid, sharers.get(&pid).map_or(&[], Vec::as_slice))
+                )
+            })
+            .collect();
         let _ = write!(
             text,
             ". Nobody is refused for a cycle of open files, so one must be ended: {}.",
             kills.join(" or ")
         );
+        let mut heirs: Vec<u32> = pids
+            .iter()
+            .filter_map(|pid| sharers.remove(pid))
+            .flatten()
+            .collect();
+        heirs.sort_unstable();
+        heirs.dedup();
+        if !heirs.is_empty() {
+            let _ = write!(
+                text,
+                " {} to share an open file with its taker.",
+                self.seem(&heirs)
+            );
+        }
         text
     }
 
@@ -400,71 +478,121 @@ impl<'a> Teller<'a> {
     fn no_wait(&self, pid: u32) -> String {
         let name = self.name(pid);
         let mount = words::clean(&self.report.mountpoint);
-        let mut locks = self.locks_of(pid).peekable();
-        if locks.peek().is_none() {
-            return format!("Process {name} waits for no lock on {mount}, and holds none.");
-        }
-        let mut named = Vec::new();
-        let mut count = 0;
-        let mut waiting = Vec::new();
-        for (file, index) in locks {
-            count += 1;
-            if named.len() < NAMED {
-                named.push(format!(
-                    "{} on {}",
-                    held(&file.locks[index].lock),
-                    words::file(file, self.report)
-                ));
+        let locks: Vec<(&FileLocks, &Lock)> = self
+            .locks_of(pid)
+            .map(|(file, index)| (file, &file.locks[index].lock))
+            .collect();
+        let shared = self.may_share(pid);
+        let mut text = match (locks.is_empty(), shared.is_empty()) {
+            (true, true) => {
+                return format!("Process {name} waits for no lock on {mount}, and holds none.");
             }
-        }
-        for file in &self.report.files {
-            if !file.waiters.is_empty() && file.locks.iter().any(|held| held.lock.pid == pid) {
-                let all = file.waiters.iter().zip(file.holders());
-                waiting.extend(all.filter_map(|(waiter, holder)| {
-                    holder.is_some_and(|lock| lock.pid == pid).then_some(waiter)
-                }));
+            (true, false) => {
+                format!("Process {name} waits for no lock on {mount}, and has taken none.")
             }
+            (false, _) => format!("Process {name} waits for no lock on {mount}."),
+        };
+        // A number may be another process's by now: then each lock is looked at.
+        let left = locks
+            .iter()
+            .find(|(file, lock)| self.taker(file, lock).is_none());
+        if !locks.is_empty() {
+            let _ = write!(
+                text,
+                " It {} {}: {}.",
+                if left.is_some() { "took" } else { "holds" },
+                words::count(locks.len(), "lock", "locks"),
+                list(&locks, self.report)
+            );
+            text += &self.who_waits_for(&|lock| lock.pid == pid);
         }
-        if count > NAMED {
-            named.push(format!("{} more", words::number(count - NAMED)));
+        if let Some((file, lock)) = left {
+            text.push(' ');
+            text += &self.holder_gone(file, lock);
         }
-        let mut text = format!(
-            "Process {name} waits for no lock on {mount}. It holds {}: {}.",
-            words::count(count, "lock", "locks"),
-            named.join(", ")
-        );
-        waiting.sort_by(|a, b| {
-            b.waits_for
-                .unwrap_or(0.0)
-                .total_cmp(&a.waits_for.unwrap_or(0.0))
-        });
-        match waiting.first() {
-            None => text += " Nobody waits for it.",
-            Some(first) => {
-                let age = first.waits_for;
-                let age = age.map_or(String::new(), |age| {
-                    format!(" for {}", words::duration(age))
-                });
-                let requests = words::count(waiting.len(), "request waits", "requests wait");
-                let _ = write!(
-                    text,
-                    " {requests} for it, {}{age}.",
-                    match waiting.len() {
-                        1 => format!("of {},", words::who(&first.lock)),
-                        _ => format!("the oldest of {},", words::who(&first.lock)),
-                    }
-                );
-            }
+        if !shared.is_empty() {
+            let owners: HashSet<u64> = shared.iter().map(|(_, lock)| lock.owner).collect();
+            let _ = write!(
+                text,
+                " It may share {} with who took {}: {}.",
+                words::count(shared.len(), "lock", "locks"),
+                if shared.len() == 1 { "it" } else { "them" },
+                list(&shared, self.report)
+            );
+            text += &self.who_waits_for(&|lock| owners.contains(&lock.owner));
         }
-        if self
-            .sight
-            .process(pid)
-            .is_some_and(|process| process.is_stopped())
-        {
+        let process = self.sight.process(pid);
+        if process.is_some_and(|process| process.is_stopped()) {
             let _ = write!(text, " It is stopped: `kill -CONT {pid}` lets it go on.");
         }
         text
     }
+
+    /// The locks that others took and this process may have inherited with the open file; of few files.
+    fn may_share(&self, pid: u32) -> Vec<(&'a FileLocks, &'a Lock)> {
+        let files = self.sight.opened_by(self.report, pid).into_iter();
+        let locks = files.take(NAMED).flat_map(|place| {
+            let file = &self.report.files[place];
+            file.locks.iter().map(move |held| (file, &held.lock))
+        });
+        locks
+            .filter(|(file, lock)| lock.pid != pid && self.sharers(file, lock).contains(&pid))
+            .collect()
+    }
+
+    /// ` 2 requests wait for it, the oldest of 2 (prog), for 12 s.`
+    fn who_waits_for(&self, is_meant: &dyn Fn(&Lock) -> bool) -> String {
+        let mut waiting: Vec<&Waiting> = Vec::new();
+        for file in &self.report.files {
+            if !file.waiters.is_empty() && file.locks.iter().any(|held| is_meant(&held.lock)) {
+                let all = file.waiters.iter().zip(file.holders());
+                waiting.extend(
+                    all.filter_map(|(waiter, holder)| {
+                        holder.is_some_and(is_meant).then_some(waiter)
+                    }),
+                );
+            }
+        }
+        let age = |waiting: &Waiting| waiting.waits_for.unwrap_or(0.0);
+        let Some(first) = waiting
+            .iter()
+            .copied()
+            .reduce(|a, b| if age(b) > age(a) { b } else { a })
+        else {
+            return " Nobody waits for it.".into();
+        };
+        let requests = words::count(waiting.len(), "request waits", "requests wait");
+        let who = words::who(&first.lock);
+        let oldest = match (waiting.len(), first.waits_for) {
+            (1, _) => "of",
+            (_, Some(_)) => "the oldest of",
+            // The kernel tells no times.
+            (_, None) => "one of",
+        };
+        let age = first.waits_for;
+        let age = age.map_or(String::new(), |age| {
+            format!(", for {}", words::duration(age))
+        });
+        format!(" {requests} for it, {oldest} {who}{age}.")
+    }
+}
+
+/// `kill 1 2 3`: this process and those that share its open file.
+fn kill(pid: u32, sharers: &[u32]) -> String {
+    let all = std::iter::once(&pid).chain(sharers).take(NAMED);
+    all.fold("kill".to_owned(), |text, pid| format!("{text} {pid}"))
+}
+
+/// `flock write lock on /m/a, flock write lock on /m/b, 3 more`.
+fn list(locks: &[(&FileLocks, &Lock)], report: &Report) -> String {
+    let named = locks.iter().take(NAMED);
+    let mut named: Vec<String> = named
+        .map(|(file, lock)| format!("{} on {}", held(lock), words::file(file, report)))
+        .collect();
+    if locks.len() > NAMED {
+        named.push(format!("{} more", words::number(locks.len() - NAMED)));
+    }
+    named.join(", ")
 }
 
 /// For how many seconds this lock of the file has been held.
@@ -504,6 +632,13 @@ mod tests {
     use super::*;
     use crate::report::{DeadlockStep, Held, Mode};
 
+    fn opener(pid: u32, sign: &str) -> Opener {
+        Opener {
+            pid,
+            sign: sign.into(),
+        }
+    }
+
     /// Processes 1 to 9 run; those named are in other states.
     struct MadeUp(Vec<(u32, char)>);
 
@@ -520,8 +655,16 @@ mod tests {
             })
         }
 
-        fn openers(&self, _: &Path) -> Vec<u32> {
-            vec![3, 4]
+        /// Processes 3 and 4 have every file open, and process 7 shares what 6 has opened.
+        fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
+            [(3, "a"), (4, "b"), (6, "c"), (7, "c")]
+                .map(|(pid, sign)| opener(pid, sign))
+                .to_vec()
+        }
+
+        fn opened_by(&self, report: &Report, pid: u32) -> Vec<usize> {
+            let files = 0..report.files.len();
+            files.filter(|_| [3, 4, 6, 7].contains(&pid)).collect()
         }
 
         fn process_of(&self, _: u32) -> Option<u32> {
@@ -606,9 +749,90 @@ mod tests {
             "{text}"
         );
         // Process 4 has it open, too, but waits itself.
-        assert!(text.contains("still open in 3 (prog), which"), "{text}");
-        assert!(text.contains("`kill 3`"), "{text}");
+        assert!(
+            text.contains("still open in 3 (prog), 6 (prog), 7 (prog), which"),
+            "{text}"
+        );
+        assert!(text.contains("`kill 3 6 7`"), "{text}");
         assert_eq!(told(&report, 4, &[(1, 'Z')]), text);
+    }
+
+    #[test]
+    fn who_shares_an_open_file_is_named_with_its_taker() {
+        let mut report = report(vec![file("/m/a", 6, &[(4, ROOT)])]);
+        let text = told(&report, 4, &[]);
+        assert!(
+            text.ends_with(
+                "7 (prog) seems to share the open file. If nobody unlocks, `kill 6 7` frees the lock."
+            ),
+            "{text}"
+        );
+        let text = told(&report, 4, &[(6, 'T')]);
+        assert!(text.ends_with("(`kill -KILL 6 7`)."), "{text}");
+        assert_eq!(
+            told(&report, 7, &[]),
+            "Process 7 (prog) waits for no lock on /m, and has taken none. It may share 1 lock with who took it: \
+             flock write lock on /m/a. 1 request waits for it, of 4 (prog), for 12 s."
+        );
+        // Process 3 has opened the file itself.
+        assert!(told(&report, 3, &[]).ends_with("holds none."));
+        // A POSIX lock is nobody else's.
+        report.files[0].locks[0].lock.kind = Kind::Posix;
+        let text = told(&report, 4, &[]);
+        assert!(text.ends_with("`kill 6` frees the lock."), "{text}");
+        assert!(told(&report, 7, &[]).ends_with("holds none."));
+    }
+
+    #[test]
+    fn in_a_deadlock_who_shares_the_open_file_is_to_be_ended_too() {
+        let mut report = report(vec![
+            file("/m/a", 1, &[(6, ROOT)]),
+            file("/m/b", 6, &[(1, ROOT)]),
+        ]);
+        let steps = [0, 1].map(|file| DeadlockStep { file, waiter: 0 });
+        report.deadlocks = vec![Deadlock {
+            steps: steps.to_vec(),
+        }];
+        let text = told(&report, 1, &[]);
+        assert!(
+            text.ends_with(
+                "`kill 6 7` or `kill 1`. 7 (prog) seems to share an open file with its taker."
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn of_a_taker_that_has_ended_it_is_told_who_has_its_lock() {
+        let report = report(vec![file("/m/a", 1, &[(4, ROOT)])]);
+        let text = told(&report, 1, &[(1, 'X')]);
+        assert!(
+            text.starts_with(
+                "Process 1 waits for no lock on /m. It took 1 lock: flock write lock on /m/a. 1 request waits for \
+                 it, of 4 (prog), for 12 s. Process 1, which took it, has ended, but the file is still open in 3 \
+                 (prog), 6 (prog), 7 (prog), which"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn without_times_nobody_is_the_oldest() {
+        let mut report = report(vec![file("/m/a", 1, &[(2, ROOT), (5, ROOT)])]);
+        for waiter in &mut report.files[0].waiters {
+            waiter.waits_for = None;
+        }
+        let text = told(&report, 1, &[]);
+        assert!(
+            text.ends_with("2 requests wait for it, one of 2 (prog)."),
+            "{text}"
+        );
+        report.files[0].waiters.pop();
+        let text = told(&report, 1, &[]);
+        assert!(
+            text.ends_with("1 request waits for it, of 2 (prog)."),
+            "{text}"
+        );
     }
 
     #[test]
@@ -630,7 +854,10 @@ mod tests {
             fn process(&self, _: u32) -> Option<Process> {
                 MadeUp(vec![]).process(1)
             }
-            fn openers(&self, _: &Path) -> Vec<u32> {
+            fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
+                vec![]
+            }
+            fn opened_by(&self, _: &Report, _: u32) -> Vec<usize> {
                 vec![]
             }
             fn process_of(&self, _: u32) -> Option<u32> {
@@ -705,8 +932,11 @@ mod tests {
             fn process(&self, pid: u32) -> Option<Process> {
                 MadeUp(vec![(1, 'X')]).process(pid)
             }
-            fn openers(&self, _: &Path) -> Vec<u32> {
-                (10..MANY).collect()
+            fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
+                (10..MANY).map(|pid| opener(pid, "")).collect()
+            }
+            fn opened_by(&self, _: &Report, _: u32) -> Vec<usize> {
+                vec![]
             }
             fn process_of(&self, _: u32) -> Option<u32> {
                 None
@@ -733,18 +963,18 @@ mod tests {
                 1,
                 &[(5, ROOT), (6, Blocker::Waiter(0)), (2, Blocker::Waiter(1))],
             ),
-            file("/m/b", 7, &[(1, ROOT)]),
+            file("/m/b", 9, &[(1, ROOT)]),
         ]);
         let text = told(&report, 2, &[]);
         assert!(
             text.contains(
                 "It stands behind the request of 6 (prog) and 1 before that; the lock that must go first is the \
                  flock write lock, held by 1 (prog) for 3 min 20 s. 1 (prog) itself waits for 12 s for a flock write \
-                 lock on /m/b, which 7 (prog) holds. It can end: 7 (prog) is alive"
+                 lock on /m/b, which 9 (prog) holds. It can end: 9 (prog) is alive"
             ),
             "{text}"
         );
-        assert!(text.ends_with("`kill 7` frees the lock."), "{text}");
+        assert!(text.ends_with("`kill 9` frees the lock."), "{text}");
     }
 
     #[test]

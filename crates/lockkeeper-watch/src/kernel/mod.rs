@@ -282,19 +282,74 @@ pub fn add_leases(report: &mut Report, major: u32, minor: u32) -> io::Result<()>
     Ok(())
 }
 
-/// The processes that have this file open, of those that can be seen.
-pub fn openers(path: &Path) -> Vec<u32> {
-    let identity = Mounts::own().and_then(|mounts| open_files::identify(path, &mounts));
-    let Ok(key) = identity else {
+/// A process that has a file open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opener {
+    /// The process.
+    pub pid: u32,
+    /// The same of all who share an open file. Those of two open files may look alike.
+    pub sign: String,
+}
+
+/// Who has this file of a report open, of those that can be seen. It is found by its inode number, so that it may be
+/// unlinked and have any name.
+pub fn openers(report: &Report, file: &FileLocks) -> Vec<Opener> {
+    let Some(key) = Identity::of(report).map(|identity| identity.key(file)) else {
         return Vec::new();
     };
-    let mut pids: Vec<u32> = open_files::of(&HashSet::from([key]))
-        .unwrap_or_default()
-        .into_iter()
-        .map(|file| file.pid)
-        .collect();
-    pids.dedup();
-    pids
+    let open = open_files::of(&HashSet::from([key])).unwrap_or_default();
+    open.into_iter()
+        .map(|file| Opener {
+            pid: file.pid,
+            sign: file.sign(),
+        })
+        .collect()
+}
+
+/// The files of a report, by their places, that a process has open.
+pub fn opened_by(report: &Report, pid: u32) -> Vec<usize> {
+    let (Some(identity), Ok(mut mounts)) = (Identity::of(report), Mounts::own()) else {
+        return Vec::new();
+    };
+    let keys: Vec<Key> = report.files.iter().map(|file| identity.key(file)).collect();
+    let wanted = keys.iter().copied().collect();
+    let open = open_files::of_process(pid, &wanted, &mut mounts);
+    let open: HashSet<Key> = open.into_iter().map(|file| file.key).collect();
+    let places = 0..keys.len();
+    places
+        .filter(|&place| open.contains(&keys[place]))
+        .collect()
+}
+
+/// How the kernel knows the files of a report.
+enum Identity {
+    /// As the report says.
+    Kernel,
+    /// By the device of the mount.
+    Mount(u32, u32),
+}
+
+impl Identity {
+    /// `None` if the mount cannot be seen from here.
+    fn of(report: &Report) -> Option<Identity> {
+        if report.origin == Origin::Kernel {
+            return Some(Identity::Kernel);
+        }
+        let mountpoint = Path::new(&report.mountpoint);
+        let (major, minor, _) = open_files::identify(mountpoint, &Mounts::own().ok()?).ok()?;
+        Some(Identity::Mount(major, minor))
+    }
+
+    fn key(&self, file: &FileLocks) -> Key {
+        match *self {
+            Identity::Kernel => {
+                let device = file.source_device;
+                let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+                (major, minor, file.source_inode)
+            }
+            Identity::Mount(major, minor) => (major, minor, file.inode),
+        }
+    }
 }
 
 /// A path as the kernel wrote it, whose special characters are in octal.

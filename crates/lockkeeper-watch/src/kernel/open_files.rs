@@ -29,6 +29,20 @@ pub(crate) struct OpenFile {
     pub(crate) state: String,
 }
 
+impl OpenFile {
+    /// What is the same for all descriptors of one open file, whatever process has them; those of two open files
+    /// may look alike.
+    pub(crate) fn sign(self) -> String {
+        let mut sign = self.state;
+        // Those of POSIX are each process's own.
+        for lock in self.locks.iter().filter(|lock| !lock.starts_with("POSIX")) {
+            sign.push_str(lock);
+            sign.push('\n');
+        }
+        sign
+    }
+}
+
 /// The mounts, by number: which device each shows.
 pub(crate) struct Mounts(HashMap<u64, (u32, u32, PathBuf)>);
 
@@ -93,28 +107,26 @@ pub(crate) fn identify(path: &Path, mounts: &Mounts) -> io::Result<Key> {
 /// # Errors
 /// There is no /proc.
 pub(crate) fn of(keys: &HashSet<Key>) -> io::Result<Vec<OpenFile>> {
-    let inodes: HashSet<u64> = keys.iter().map(|key| key.2).collect();
     let mut mounts = Mounts::own()?;
-    let mut found = Vec::new();
-    for pid in process::all() {
-        if pid == std::process::id() {
-            continue;
-        }
-        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else {
-            continue;
-        };
-        let fds = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        for fd in fds {
-            if let Some(file) = open_file(pid, fd, &inodes, &mut mounts)
-                && keys.contains(&file.key)
-            {
-                found.push(file);
-            }
-        }
-    }
-    Ok(found)
+    let others = process::all().into_iter();
+    let others = others.filter(|&pid| pid != std::process::id());
+    Ok(others
+        .flat_map(|pid| of_process(pid, keys, &mut mounts))
+        .collect())
+}
+
+/// The descriptors of these files that a process has, of those that can be seen.
+pub(crate) fn of_process(pid: u32, keys: &HashSet<Key>, mounts: &mut Mounts) -> Vec<OpenFile> {
+    let inodes: HashSet<u64> = keys.iter().map(|key| key.2).collect();
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else {
+        return Vec::new();
+    };
+    let fds = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    fds.filter_map(|fd| open_file(pid, fd, &inodes, mounts))
+        .filter(|file| keys.contains(&file.key))
+        .collect()
 }
 
 fn open_file(pid: u32, fd: u32, inodes: &HashSet<u64>, mounts: &mut Mounts) -> Option<OpenFile> {
