@@ -8,6 +8,7 @@
 
 mod examples;
 mod packages;
+mod room;
 mod run;
 mod steps;
 
@@ -75,6 +76,7 @@ fn run_tests(test: &Test) -> anyhow::Result<bool> {
         print!("{}", steps::list(&selected));
         return Ok(true);
     }
+    room::ensure_room(repository())?;
     let outcomes: Vec<_> = selected
         .iter()
         .map(|step| run::run(step, repository()))
