@@ -85,13 +85,16 @@ fn host(request: &Request) -> Option<&str> {
     (hosts.next().is_none() && agrees).then_some(host)
 }
 
-/// The token in the address, or that of an `Authorization: Bearer` header.
+/// The token in the address, or that of an `Authorization: Bearer` header. The scheme's case does not
+/// matter (RFC 9110, section 11.1).
 fn given_token(request: &Request) -> Option<&str> {
     let bearer = request
         .headers()
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "));
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, token)| token);
     bearer.or_else(|| token_in_address(request))
 }
 

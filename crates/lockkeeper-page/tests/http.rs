@@ -227,10 +227,13 @@ fn nothing_is_answered_without_the_token() {
         given(&format!("Authorization: Basic {}", server.token)),
         403
     );
-    assert_eq!(
-        given(&format!("Authorization: Bearer {}", server.token)),
-        404
-    );
+    for scheme in ["Bearer", "bearer", "BEARER"] {
+        assert_eq!(
+            given(&format!("Authorization: {scheme} {}", server.token)),
+            404,
+            "{scheme}"
+        );
+    }
     // A right one in the address does not make up for a wrong one.
     let both = server.raw(&[
         &format!("GET {} HTTP/1.1", server.with_token("/")),

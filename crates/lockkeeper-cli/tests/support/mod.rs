@@ -354,7 +354,15 @@ fn end_program(server: &mut Child, mountpoint: &Path) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     let deadline = Instant::now() + Duration::from_secs(10);
     while Instant::now() < deadline {
-        if let Ok(Some(_)) = server.try_wait() {
+        if let Ok(Some(status)) = server.try_wait() {
+            // A test that kills its server may have failed before it unmounted.
+            if status.code().is_none() {
+                let _ = Command::new("umount")
+                    .arg("-l")
+                    .arg(mountpoint)
+                    .stderr(Stdio::null())
+                    .status();
+            }
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
