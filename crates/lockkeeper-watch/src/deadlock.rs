@@ -17,7 +17,7 @@
 //!
 //! # What it costs
 //! The sentinel of a mount looks once a second, at whatever its users do. Dead locks are kept by their place
-//! ([`in_the_way`](crate::in_the_way)), so that one in the way is found in the logarithm of their number, and leave
+//! (`in_the_way`), so that one in the way is found in the logarithm of their number, and leave
 //! when they come alive. Which of several is the witness is left to chance: where locks come alive one after the
 //! other, each wait in whose way they all are looks again a few times only, as the next witness is not the next to go.
 //!
