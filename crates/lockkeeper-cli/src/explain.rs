@@ -30,7 +30,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let reports = Target::find(Some(&arguments.place))?.reports()?;
     let mut paragraphs = Vec::new();
     for report in &reports {
-        match explain(report, pid, &Machine) {
+        match explain(report, pid, &Machine::now()) {
             Some(told) => paragraphs.extend(told),
             None if process::exists(pid) => bail!("process {pid} cannot be seen from here"),
             None => bail!("there is no process {pid}"),

@@ -1,11 +1,13 @@
 //! Why a process waits, in plain words: for what, who stands in the way, whether it can end, what to do.
 
-use std::collections::{HashMap, HashSet};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
+use std::rc::Rc;
 
 use crate::kernel::{self, Opener};
 use crate::process::{self, Process, Uptime};
-use crate::report::{Blocker, Deadlock, FileLocks, Kind, Lock, Report, Waiting};
+use crate::report::{Blocker, Deadlock, FileLocks, Held, Kind, Lock, Report, Waiting};
 use crate::words;
 
 /// What can be seen of processes. A trait, so that explanations can be tried on processes made up.
@@ -25,7 +27,14 @@ pub trait Sight {
 
 /// The processes of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine;
+pub struct Machine(Uptime);
+
+impl Machine {
+    /// As it is now.
+    pub fn now() -> Machine {
+        Machine(Uptime::now())
+    }
+}
 
 impl Sight for Machine {
     fn process(&self, pid: u32) -> Option<Process> {
@@ -45,7 +54,7 @@ impl Sight for Machine {
     }
 
     fn is_younger(&self, process: &Process, age: f64) -> bool {
-        Uptime::now().began_after(process, age)
+        self.0.began_after(process, age)
     }
 }
 
@@ -55,7 +64,7 @@ pub fn explain(report: &Report, pid: u32, sight: &dyn Sight) -> Option<Vec<Strin
     let teller = Teller::new(report, sight);
     let waits = teller.waits_of(pid);
     let is_known = teller.locks_of(pid).next().is_some() || !waits.is_empty();
-    if !is_known && sight.process(pid).is_none() {
+    if !is_known && teller.process(pid).is_none() {
         return None;
     }
     if waits.is_empty() {
@@ -88,6 +97,36 @@ struct Teller<'a> {
     waits: HashMap<u32, Vec<Wait<'a>>>,
     /// The deadlock in which a wait is, by the places of its file and itself.
     dead: HashMap<(usize, usize), &'a Deadlock>,
+    /// What has been seen already: a look takes system calls, for who has a file open those of all processes, and
+    /// there may be very many locks of one process or file.
+    processes: RefCell<HashMap<u32, Option<Process>>>,
+    open: RefCell<HashMap<*const FileLocks, Rc<Open>>>,
+}
+
+/// Who has a file open.
+struct Open {
+    /// In the order in which they were seen.
+    pids: Vec<u32>,
+    /// The signs of each one's descriptors.
+    signs: HashMap<u32, HashSet<String>>,
+    /// Who waits for a lock of the file.
+    waiting: HashSet<u32>,
+}
+
+impl Open {
+    /// Whether this process may have a lock that another one took: its descriptors look like those of the open
+    /// file with the lock, which lasts until all have closed it. Where its taker has ended, there is nothing to
+    /// compare, and all who have the file open may. Nobody waits for a lock that he has himself.
+    fn shares(&self, pid: u32, lock: &Lock, is_taker_alive: bool) -> bool {
+        let looks_alike = |signs: &HashSet<String>| {
+            let of_taker = self.signs.get(&lock.pid);
+            !is_taker_alive || of_taker.is_some_and(|of_taker| !of_taker.is_disjoint(signs))
+        };
+        matches!(lock.kind, Kind::Flock | Kind::Ofd)
+            && pid != lock.pid
+            && !self.waiting.contains(&pid)
+            && self.signs.get(&pid).is_some_and(looks_alike)
+    }
 }
 
 /// So many steps of a chain, or processes, are told one by one.
@@ -103,6 +142,8 @@ impl<'a> Teller<'a> {
             sight,
             waits: HashMap::new(),
             dead: HashMap::new(),
+            processes: RefCell::default(),
+            open: RefCell::default(),
         };
         for (index, file) in report.files.iter().enumerate() {
             for (waiter, waiting) in file.waiters.iter().enumerate() {
@@ -134,18 +175,47 @@ impl<'a> Teller<'a> {
         self.waits.get(&pid).map_or(&[], Vec::as_slice)
     }
 
-    fn locks_of(&self, pid: u32) -> impl Iterator<Item = (&'a FileLocks, usize)> {
+    fn locks_of(&self, pid: u32) -> impl Iterator<Item = (&'a FileLocks, &'a Held)> {
         let files = self.report.files.iter();
         files.flat_map(move |file| {
-            let locks = file.locks.iter().enumerate();
+            let locks = file.locks.iter();
             locks
-                .filter(move |(_, held)| held.lock.pid == pid)
-                .map(move |(index, _)| (file, index))
+                .filter(move |held| held.lock.pid == pid)
+                .map(move |held| (file, held))
         })
     }
 
+    /// The process, looked at once.
+    fn process(&self, pid: u32) -> Option<Process> {
+        let mut known = self.processes.borrow_mut();
+        let look = || self.sight.process(pid);
+        known.entry(pid).or_insert_with(look).clone()
+    }
+
+    /// Who has this file of the report open, looked for once.
+    fn open(&self, file: &FileLocks) -> Rc<Open> {
+        let mut known = self.open.borrow_mut();
+        let look = || {
+            let mut open = Open {
+                pids: Vec::new(),
+                signs: HashMap::new(),
+                waiting: file.waiters.iter().map(|one| one.lock.pid).collect(),
+            };
+            for Opener { pid, sign } in self.sight.openers(self.report, file) {
+                open.pids.push(pid);
+                open.signs.entry(pid).or_default().insert(sign);
+            }
+            open.pids.dedup();
+            Rc::new(open)
+        };
+        known
+            .entry(std::ptr::from_ref(file))
+            .or_insert_with(look)
+            .clone()
+    }
+
     fn name(&self, pid: u32) -> String {
-        match self.sight.process(pid) {
+        match self.process(pid) {
             Some(process) => format!("{pid} ({})", words::clean(&process.command)),
             None => pid.to_string(),
         }
@@ -281,11 +351,11 @@ impl<'a> Teller<'a> {
                     see it."
                 .into();
         }
-        let Some(process) = self.taker(file, holder) else {
+        let Some(process) = self.taker(holder, held_for(file, holder)) else {
             return self.holder_gone(file, holder);
         };
         let who = words::who(holder);
-        let sharers = self.sharers(file, holder);
+        let sharers = self.sharers(file, holder, true);
         let kill = kill(pid, &sharers);
         if process.is_stopped() {
             let kill = kill.replacen("kill", "kill -KILL", 1);
@@ -321,35 +391,23 @@ impl<'a> Teller<'a> {
         )
     }
 
-    /// The process that took a lock of the file, if it is alive. Whoever began after the lock was taken has its
-    /// taker's number, and is not to be killed for it.
-    fn taker(&self, file: &FileLocks, lock: &Lock) -> Option<Process> {
-        let age = held_for(file, lock);
-        self.sight.process(lock.pid).filter(|process| {
+    /// The process that took a lock `age` seconds ago, if it is alive. Whoever began after that has its taker's
+    /// number, and is not to be killed for it.
+    fn taker(&self, lock: &Lock, age: Option<f64>) -> Option<Process> {
+        self.process(lock.pid).filter(|process| {
             !process.is_dead() && age.is_none_or(|age| !self.sight.is_younger(process, age))
         })
     }
 
-    /// The others whose descriptors look like those of the open file with this lock: it lasts until all have
-    /// closed it. Where its taker has ended, there is nothing to compare, and all who have the file open may be.
-    /// Nobody waits for a lock that he has himself.
-    fn sharers(&self, file: &FileLocks, lock: &Lock) -> Vec<u32> {
+    /// The others that may have this lock: see [`Open::shares`].
+    fn sharers(&self, file: &FileLocks, lock: &Lock, is_taker_alive: bool) -> Vec<u32> {
         if !matches!(lock.kind, Kind::Flock | Kind::Ofd) {
             return Vec::new();
         }
-        let openers = self.sight.openers(self.report, file);
-        let is_alive = self.taker(file, lock).is_some();
-        let of_taker = openers.iter().filter(|opener| opener.pid == lock.pid);
-        let signs: HashSet<&str> = of_taker.map(|opener| opener.sign.as_str()).collect();
-        let waiting: HashSet<u32> = file.waiters.iter().map(|one| one.lock.pid).collect();
-        let mut sharers: Vec<u32> = openers
-            .iter()
-            .filter(|opener| opener.pid != lock.pid && !waiting.contains(&opener.pid))
-            .filter(|opener| !is_alive || signs.contains(opener.sign.as_str()))
-            .map(|opener| opener.pid)
-            .collect();
-        sharers.dedup();
-        sharers
+        let open = self.open(file);
+        let pids = open.pids.iter().copied();
+        pids.filter(|&pid| open.shares(pid, lock, is_taker_alive))
+            .collect()
     }
 
     /// `3 (prog), 4 (prog) and 7 more processes`.
@@ -374,7 +432,7 @@ impl<'a> Teller<'a> {
     /// A lock outlives its taker where others share the open file.
     fn holder_gone(&self, file: &FileLocks, holder: &Lock) -> String {
         let pid = holder.pid;
-        match &self.sharers(file, holder)[..] {
+        match &self.sharers(file, holder, false)[..] {
             [] => format!(
                 "Process {pid}, which took it, has ended, but the open file lives on somewhere: in a process \
                  that inherited it and cannot be seen from here, or in a message on its way."
@@ -395,38 +453,34 @@ impl<'a> Teller<'a> {
     fn in_deadlock(&self, wait: &Wait<'a>, cycle: &Deadlock) -> String {
         // One more than are named, as each is told with the next.
         let steps = cycle.steps.iter().take(NAMED + 1);
-        let named: Vec<(&FileLocks, &Lock)> = steps
+        let named: Vec<(&FileLocks, &Waiting)> = steps
             .filter_map(|&step| self.report.wait_of(step))
-            .map(|(file, waiting)| (file, &waiting.lock))
             .collect();
         let mut pids: Vec<u32> = Vec::new();
-        for (_, lock) in named.iter().take(NAMED) {
-            if lock.pid != 0 && !pids.contains(&lock.pid) {
-                pids.push(lock.pid);
+        let mut sharers: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+        for (file, waiting) in named.iter().take(NAMED) {
+            let pid = waiting.lock.pid;
+            if pid != 0 && !pids.contains(&pid) {
+                pids.push(pid);
             }
-        }
-        let mut sharers: HashMap<u32, Vec<u32>> = HashMap::new();
-        for &step in cycle.steps.iter().take(NAMED) {
-            if let Some((file, waiting)) = self.report.wait_of(step)
-                && let Some(holder) = file.holder(waiting)
-            {
+            if let Some(holder) = file.holder(waiting) {
+                let is_alive = self.taker(holder, held_for(file, holder)).is_some();
                 let of_holder = sharers.entry(holder.pid).or_default();
-                of_holder.extend(self.sharers(file, holder));
-                of_holder.dedup();
+                of_holder.extend(self.sharers(file, holder, is_alive));
             }
         }
         let mut text = match self.deadlock_of(wait.place) {
             Some(_) => "It never ends by itself: this is a deadlock.".to_owned(),
             None => "It never ends by itself: what it waits for is in a deadlock.".to_owned(),
         };
-        for (index, (file, lock)) in named.iter().enumerate().take(NAMED) {
+        for (index, (file, waiting)) in named.iter().enumerate().take(NAMED) {
             let (_, next) = named[(index + 1) % named.len()];
             let separator = if index == 0 { " " } else { ", " };
             let _ = write!(
                 text,
                 "{separator}{} waits for {} on {}",
-                words::who(lock),
-                words::who(next),
+                words::who(&waiting.lock),
+                words::who(&next.lock),
                 words::file(file, self.report)
             );
         }
@@ -434,32 +488,22 @@ impl<'a> Teller<'a> {
             let all = words::number(cycle.steps.len());
             let _ = write!(text, ", and so on, {all} in all");
         }
+        let sharers_of = |pid| sharers.get(pid).into_iter().flatten();
         let kills: Vec<String> = pids
             .iter()
-            .map(|&pid| {
-                format!(
-                    "`{}`",
-                    kill(pid, sharers.get(&pid).map_or(&[], Vec::as_slice))
-                )
-            })
+            .map(|pid| format!("`{}`", kill(*pid, sharers_of(pid))))
             .collect();
         let _ = write!(
             text,
             ". Nobody is refused for a cycle of open files, so one must be ended: {}.",
             kills.join(" or ")
         );
-        let mut heirs: Vec<u32> = pids
-            .iter()
-            .filter_map(|pid| sharers.remove(pid))
-            .flatten()
-            .collect();
-        heirs.sort_unstable();
-        heirs.dedup();
+        let heirs: BTreeSet<u32> = pids.iter().flat_map(sharers_of).copied().collect();
         if !heirs.is_empty() {
             let _ = write!(
                 text,
                 " {} to share an open file with its taker.",
-                self.seem(&heirs)
+                self.seem(&Vec::from_iter(heirs))
             );
         }
         text
@@ -478,10 +522,7 @@ impl<'a> Teller<'a> {
     fn no_wait(&self, pid: u32) -> String {
         let name = self.name(pid);
         let mount = words::clean(&self.report.mountpoint);
-        let locks: Vec<(&FileLocks, &Lock)> = self
-            .locks_of(pid)
-            .map(|(file, index)| (file, &file.locks[index].lock))
-            .collect();
+        let locks: Vec<(&FileLocks, &Held)> = self.locks_of(pid).collect();
         let shared = self.may_share(pid);
         let mut text = match (locks.is_empty(), shared.is_empty()) {
             (true, true) => {
@@ -495,7 +536,7 @@ impl<'a> Teller<'a> {
         // A number may be another process's by now: then each lock is looked at.
         let left = locks
             .iter()
-            .find(|(file, lock)| self.taker(file, lock).is_none());
+            .find(|(_, held)| self.taker(&held.lock, held.held_for).is_none());
         if !locks.is_empty() {
             let _ = write!(
                 text,
@@ -506,12 +547,12 @@ impl<'a> Teller<'a> {
             );
             text += &self.who_waits_for(&|lock| lock.pid == pid);
         }
-        if let Some((file, lock)) = left {
+        if let Some((file, held)) = left {
             text.push(' ');
-            text += &self.holder_gone(file, lock);
+            text += &self.holder_gone(file, &held.lock);
         }
         if !shared.is_empty() {
-            let owners: HashSet<u64> = shared.iter().map(|(_, lock)| lock.owner).collect();
+            let owners: HashSet<u64> = shared.iter().map(|(_, held)| held.lock.owner).collect();
             let _ = write!(
                 text,
                 " It may share {} with who took {}: {}.",
@@ -521,7 +562,7 @@ impl<'a> Teller<'a> {
             );
             text += &self.who_waits_for(&|lock| owners.contains(&lock.owner));
         }
-        let process = self.sight.process(pid);
+        let process = self.process(pid);
         if process.is_some_and(|process| process.is_stopped()) {
             let _ = write!(text, " It is stopped: `kill -CONT {pid}` lets it go on.");
         }
@@ -529,15 +570,23 @@ impl<'a> Teller<'a> {
     }
 
     /// The locks that others took and this process may have inherited with the open file; of few files.
-    fn may_share(&self, pid: u32) -> Vec<(&'a FileLocks, &'a Lock)> {
+    fn may_share(&self, pid: u32) -> Vec<(&'a FileLocks, &'a Held)> {
         let files = self.sight.opened_by(self.report, pid).into_iter();
-        let locks = files.take(NAMED).flat_map(|place| {
-            let file = &self.report.files[place];
-            file.locks.iter().map(move |held| (file, &held.lock))
-        });
-        locks
-            .filter(|(file, lock)| lock.pid != pid && self.sharers(file, lock).contains(&pid))
-            .collect()
+        let files = files.take(NAMED).map(|place| &self.report.files[place]);
+        let mut shared = Vec::new();
+        for file in files {
+            let open = self.open(file);
+            shared.extend(
+                file.locks
+                    .iter()
+                    .map(|held| (file, held))
+                    .filter(|(_, held)| {
+                        let is_alive = self.taker(&held.lock, held.held_for).is_some();
+                        open.shares(pid, &held.lock, is_alive)
+                    }),
+            );
+        }
+        shared
     }
 
     /// ` 2 requests wait for it, the oldest of 2 (prog), for 12 s.`
@@ -578,16 +627,18 @@ impl<'a> Teller<'a> {
 }
 
 /// `kill 1 2 3`: this process and those that share its open file.
-fn kill(pid: u32, sharers: &[u32]) -> String {
-    let all = std::iter::once(&pid).chain(sharers).take(NAMED);
+fn kill<'a>(pid: u32, sharers: impl IntoIterator<Item = &'a u32>) -> String {
+    let all = std::iter::once(pid)
+        .chain(sharers.into_iter().copied())
+        .take(NAMED);
     all.fold("kill".to_owned(), |text, pid| format!("{text} {pid}"))
 }
 
 /// `flock write lock on /m/a, flock write lock on /m/b, 3 more`.
-fn list(locks: &[(&FileLocks, &Lock)], report: &Report) -> String {
+fn list(locks: &[(&FileLocks, &Held)], report: &Report) -> String {
     let named = locks.iter().take(NAMED);
     let mut named: Vec<String> = named
-        .map(|(file, lock)| format!("{} on {}", held(lock), words::file(file, report)))
+        .map(|(file, one)| format!("{} on {}", held(&one.lock), words::file(file, report)))
         .collect();
     if locks.len() > NAMED {
         named.push(format!("{} more", words::number(locks.len() - NAMED)));
@@ -629,8 +680,11 @@ fn held(lock: &Lock) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::ops::Range;
+
     use super::*;
-    use crate::report::{DeadlockStep, Held, Mode};
+    use crate::report::{DeadlockStep, Mode};
 
     fn opener(pid: u32, sign: &str) -> Opener {
         Opener {
@@ -674,6 +728,50 @@ mod tests {
         /// The number of process 8 has been used before.
         fn is_younger(&self, process: &Process, _: f64) -> bool {
             process.started == 8
+        }
+    }
+
+    /// As many processes as are wanted, of which these have every file open.
+    struct Crowd {
+        process: fn(u32) -> Option<Process>,
+        openers: Range<u32>,
+        /// So often it was looked at a process, and for who has a file open.
+        looks: [Cell<usize>; 2],
+    }
+
+    impl Crowd {
+        fn new(process: fn(u32) -> Option<Process>, openers: Range<u32>) -> Crowd {
+            let looks = Default::default();
+            Crowd {
+                process,
+                openers,
+                looks,
+            }
+        }
+    }
+
+    impl Sight for Crowd {
+        fn process(&self, pid: u32) -> Option<Process> {
+            self.looks[0].update(|looks| looks + 1);
+            (self.process)(pid)
+        }
+
+        fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
+            self.looks[1].update(|looks| looks + 1);
+            self.openers.clone().map(|pid| opener(pid, "")).collect()
+        }
+
+        fn opened_by(&self, report: &Report, pid: u32) -> Vec<usize> {
+            let files = 0..report.files.len();
+            files.filter(|_| self.openers.contains(&pid)).collect()
+        }
+
+        fn process_of(&self, _: u32) -> Option<u32> {
+            None
+        }
+
+        fn is_younger(&self, _: &Process, _: f64) -> bool {
+            false
         }
     }
 
@@ -849,29 +947,12 @@ mod tests {
     #[test]
     fn a_chain_over_many_files_is_summed_up() {
         // Process 1 waits for 2 on one file, 2 for 3 on another one, and so on, all alive.
-        struct All;
-        impl Sight for All {
-            fn process(&self, _: u32) -> Option<Process> {
-                MadeUp(vec![]).process(1)
-            }
-            fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
-                vec![]
-            }
-            fn opened_by(&self, _: &Report, _: u32) -> Vec<usize> {
-                vec![]
-            }
-            fn process_of(&self, _: u32) -> Option<u32> {
-                None
-            }
-            fn is_younger(&self, _: &Process, _: f64) -> bool {
-                false
-            }
-        }
+        let all = Crowd::new(|_| MadeUp(vec![]).process(1), 0..0);
         let last = 20_000;
         let name = |pid: u32| format!("/m/{pid}");
         let file_of = |pid| file(&name(pid), pid + 1, &[(pid, ROOT)]);
         let report = report((1..last).map(file_of).collect());
-        let text = explain(&report, 1, &All).expect("known").join("");
+        let text = explain(&report, 1, &all).expect("known").join("");
         assert!(text.len() < 2000, "{text}");
         assert!(
             text.contains("And so on, 19,998 in all. It can end: 20000 (prog) is alive"),
@@ -889,9 +970,9 @@ mod tests {
             files: vec![deep],
             ..Report::default()
         };
-        let text = explain(&report, last - 1, &All).expect("known").join("");
+        let text = explain(&report, last - 1, &all).expect("known").join("");
         assert!(text.contains("and 19,996 before that"), "{text}");
-        let text = explain(&report, 1, &All).expect("known").join("");
+        let text = explain(&report, 1, &all).expect("known").join("");
         assert!(text.contains("19,998 requests wait for it"), "{text}");
     }
 
@@ -927,32 +1008,32 @@ mod tests {
             "{text}"
         );
         // Very many heirs of a lock.
-        struct Heirs;
-        impl Sight for Heirs {
-            fn process(&self, pid: u32) -> Option<Process> {
-                MadeUp(vec![(1, 'X')]).process(pid)
-            }
-            fn openers(&self, _: &Report, _: &FileLocks) -> Vec<Opener> {
-                (10..MANY).map(|pid| opener(pid, "")).collect()
-            }
-            fn opened_by(&self, _: &Report, _: u32) -> Vec<usize> {
-                vec![]
-            }
-            fn process_of(&self, _: u32) -> Option<u32> {
-                None
-            }
-            fn is_younger(&self, _: &Process, _: f64) -> bool {
-                false
-            }
-        }
+        let heirs = Crowd::new(|pid| MadeUp(vec![(1, 'X')]).process(pid), 10..MANY);
         let waiters: Vec<(u32, Blocker)> = (1000..MANY).map(|pid| (pid, ROOT)).collect();
         let report = report(vec![file("/m/a", 1, &waiters)]);
-        let text = explain(&report, 1000, &Heirs).expect("known").join("");
+        let text = explain(&report, 1000, &heirs).expect("known").join("");
         assert!(
             text.contains("open in 10, 11, 12, 13, 14, 15 and 984 more processes, which"),
             "{text}"
         );
         assert!(text.contains("(`kill 10 11 12 13 14 15`)"), "{text}");
+    }
+
+    #[test]
+    fn however_many_locks_there_are_each_process_and_file_is_looked_at_once() {
+        const MANY: usize = 10_000;
+        let mut of_many = file("/m/a", 6, &[]);
+        let first = of_many.locks[0].clone();
+        of_many.locks = vec![first; MANY];
+        let report = report(vec![of_many]);
+        // Who took them, and who may share them with him.
+        for (pid, said) in [(6, "It holds 10,000 locks"), (7, "may share 10,000 locks")] {
+            let crowd = Crowd::new(|_| MadeUp(vec![]).process(1), 6..8);
+            let text = explain(&report, pid, &crowd).expect("known").join("");
+            assert!(text.contains(said), "{text}");
+            let [processes, openers] = crowd.looks.map(Cell::into_inner);
+            assert!(processes <= 3 && openers <= 1, "{processes}, {openers}");
+        }
     }
 
     #[test]
