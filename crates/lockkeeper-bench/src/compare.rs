@@ -61,13 +61,9 @@ pub struct Comparison {
     threshold: f64,
 }
 
-fn name_of(cell: &Cell) -> String {
-    format!("{} on {}", cell.what(), cell.target)
-}
-
 fn by_name(result: &ResultFile) -> HashMap<String, &Cell> {
-    let named = |cell| (name_of(cell), cell);
-    result.results.iter().map(named).collect()
+    let cells = result.results.iter();
+    cells.map(|cell| (cell.name(), cell)).collect()
 }
 
 /// Compares two results; a change for the worse by more than `threshold` percent is a regression.
@@ -78,14 +74,14 @@ pub fn compare(base: &ResultFile, head: &ResultFile, threshold: f64) -> Comparis
     let mut moved = BTreeSet::new();
     let (in_base, in_head) = (by_name(base), by_name(head));
     for cell in &base.results {
-        let Some(other) = in_head.get(&name_of(cell)) else {
-            missing[0].push(name_of(cell));
+        let Some(other) = in_head.get(&cell.name()) else {
+            missing[0].push(cell.name());
             continue;
         };
         if (&cell.work, &cell.call) != (&other.work, &other.call) {
             warnings.push(format!(
                 "{} is not compared, as it is not the same work: {} ({}) and {} ({})",
-                name_of(cell),
+                cell.name(),
                 cell.work,
                 cell.call,
                 other.work,
@@ -106,20 +102,20 @@ pub fn compare(base: &ResultFile, head: &ResultFile, threshold: f64) -> Comparis
             let values = |cell: &Cell| cell.metrics.get(metric.name).cloned();
             match (values(cell), values(other)) {
                 (Some(base), Some(head)) => changes.push(Change {
-                    what: name_of(cell),
+                    what: cell.name(),
                     metric: *metric,
                     base,
                     head,
                 }),
-                (Some(_), None) => missing[0].push(format!("{} of {}", metric.name, name_of(cell))),
-                (None, Some(_)) => missing[1].push(format!("{} of {}", metric.name, name_of(cell))),
+                (Some(_), None) => missing[0].push(format!("{} of {}", metric.name, cell.name())),
+                (None, Some(_)) => missing[1].push(format!("{} of {}", metric.name, cell.name())),
                 (None, None) => {}
             }
         }
     }
     for cell in &head.results {
-        if !in_base.contains_key(&name_of(cell)) {
-            missing[1].push(name_of(cell));
+        if !in_base.contains_key(&cell.name()) {
+            missing[1].push(cell.name());
         }
     }
     warnings.extend(moved);

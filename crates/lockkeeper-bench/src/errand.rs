@@ -3,19 +3,19 @@
 //! Who asks a file system whose server hangs may never come back, and no signal reaches him there. So the
 //! bench itself asks none: it starts this program again for each errand, and waits as long as it will.
 
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::folder;
-use crate::pipe::read_line;
+use crate::pipe::{Patience, read_line, told, write_line};
 use crate::run::Program;
 use crate::target::{Probed, look};
 
@@ -88,19 +88,8 @@ impl Errand {
             .spawn()
             .map_err(Error::start(starting))?;
         let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
-        let begin = Instant::now();
-        let line = read_line(&mut out, || {
-            if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-                return Err(Error::Interrupted);
-            }
-            if begin.elapsed() > within {
-                return Err(Error::NoAnswer {
-                    path: self.path().to_owned(),
-                    within,
-                });
-            }
-            Ok(())
-        });
+        let patience = Patience::new(stop, self.path(), within);
+        let line = read_line(&mut out, || patience.check());
         let line = match line {
             Ok(line) => line,
             Err(error) => {
@@ -132,12 +121,8 @@ impl Errand {
 
 /// What the hidden command does: one errand, from its JSON.
 pub fn main(argument: &str) -> ExitCode {
-    let errand: Errand = match serde_json::from_str(argument) {
-        Ok(errand) => errand,
-        Err(error) => {
-            eprintln!("error: this command is for `lockkeeper bench` alone: {error}");
-            return ExitCode::from(2);
-        }
+    let Some(errand) = told::<Errand>(argument) else {
+        return ExitCode::from(2);
     };
     // What is to be removed is removed, even if the bench is killed meanwhile.
     if !matches!(errand, Errand::Remove(_)) {
@@ -147,8 +132,7 @@ pub fn main(argument: &str) -> ExitCode {
         said: error.to_string(),
         errno: error.raw_os_error().unwrap_or(libc::EIO),
     });
-    let text = serde_json::to_string(&answer).expect("words are JSON") + "\n";
-    match io::stdout().write_all(text.as_bytes()) {
+    match write_line(&answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(2),
     }

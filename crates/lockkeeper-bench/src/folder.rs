@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use lockkeeper_watch::process::Process;
+
 use crate::errand::Errand;
 use crate::error::Error;
 use crate::run::Program;
@@ -64,10 +66,7 @@ impl Maker {
 
 /// When a process began.
 fn begun(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which may have anything in it; the state is the third field, this the 22nd.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split(' ').nth(19)?.parse().ok()
+    Process::of(pid).map(|process| process.started)
 }
 
 /// Removes what dead benches of this user left in a folder.

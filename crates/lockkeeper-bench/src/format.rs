@@ -100,6 +100,11 @@ impl Cell {
         self.metrics.get(metric).and_then(|values| mean(values))
     }
 
+    /// What it is of: `lock2 threads 8 on library`.
+    pub fn name(&self) -> String {
+        format!("{} on {}", self.what(), self.target)
+    }
+
     /// What it is of, but for the target: `lock2 threads 8`.
     pub fn what(&self) -> String {
         let Cell {
@@ -215,7 +220,7 @@ impl ResultFile {
         }
         let mut seen = HashSet::new();
         self.results.iter().find_map(|cell| {
-            let what = format!("{} on {}", cell.what(), cell.target);
+            let what = cell.name();
             if !(1..=MOST_TASKS).contains(&cell.tasks) {
                 return Some(format!("{what}: {} tasks", cell.tasks));
             }

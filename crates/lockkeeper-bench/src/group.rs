@@ -5,7 +5,7 @@
 //! what does not end by itself. A group is told what to do by its argument, has the board as its standard
 //! input, and writes one line of JSON, its report.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::board::Board;
 use crate::error::explained;
 use crate::load::{FairnessSetting, Level, Load};
+use crate::pipe::{told, write_line};
 use crate::sys::{self, SharedBoard, Usage};
 use crate::{on_kernel, on_library};
 
@@ -463,22 +464,10 @@ fn report_failure(board: &Board, error: &io::Error) -> ! {
     std::process::exit(2)
 }
 
-fn write_line(report: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(report).map_err(io::Error::other)?;
-    line.push(b'\n');
-    let mut out = io::stdout().lock();
-    out.write_all(&line)?;
-    out.flush()
-}
-
 /// What the hidden command does: a group, from its JSON.
 pub fn main(argument: &str) -> ExitCode {
-    let group: Group = match serde_json::from_str(argument) {
-        Ok(group) => group,
-        Err(error) => {
-            eprintln!("error: this command is for `lockkeeper bench` alone: {error}");
-            return ExitCode::from(2);
-        }
+    let Some(group) = told::<Group>(argument) else {
+        return ExitCode::from(2);
     };
     let run = || -> io::Result<()> {
         // It must not outlive whoever would stop it.

@@ -59,6 +59,13 @@ pub struct Check {
     pub measured: f64,
 }
 
+impl Check {
+    /// By how many percent the model is off: more than 0 where it promises too much.
+    pub fn percent_off(&self) -> f64 {
+        100.0 * (self.modelled - self.measured) / self.measured
+    }
+}
+
 /// A modelled design.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Design {
@@ -442,7 +449,7 @@ impl Model {
                 format!("{}, {}", check.what, cores(check.cores)),
                 check.modelled / 1e6,
                 check.measured / 1e6,
-                100.0 * (check.modelled - check.measured) / check.measured
+                check.percent_off()
             );
         }
         text.push('\n');

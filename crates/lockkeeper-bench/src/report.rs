@@ -429,7 +429,7 @@ fn show_model(page: &mut String, model: &Model) -> Result<(), Error> {
     let head = "<th>check<th class=n>cores<th class=n>modelled, ops/s<th class=n>measured<th class=n>error";
     let mut rows = String::new();
     for check in &model.checks {
-        let error = 100.0 * (check.modelled - check.measured) / check.measured;
+        let error = check.percent_off();
         let _ = writeln!(
             rows,
             "<tr><td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{error:+.0} %",

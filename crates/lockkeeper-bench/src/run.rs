@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use lockkeeper::Fairness;
+use lockkeeper_watch::process::Process;
 use rustix::fs::MemfdFlags;
 
 use crate::board::{Board, GO, MEASURE, STOP, Word};
@@ -26,7 +27,7 @@ use crate::group::{Group, GroupReport, HelperReport, LibraryReport, Side, TaskRe
 use crate::load::{FairnessSetting, Level, Load};
 use crate::machine::cpus_allowed;
 use crate::on_kernel::files_of;
-use crate::pipe::read_line;
+use crate::pipe::{Patience, go_on, read_line};
 use crate::sys::SharedBoard;
 use crate::target::{Probed, Target, probe};
 
@@ -462,12 +463,12 @@ impl Crew {
 
     /// All reports. Only when all have said that they are done.
     fn reports(&mut self, within: Duration, watch: &Watch<'_>) -> Result<Vec<GroupReport>, Error> {
-        let begin = Instant::now();
+        let patience = watch.patience(within);
         self.children
             .iter_mut()
             .map(|(_, out)| {
                 // One may hang when it closes its file.
-                let line = read_line(out, || watch.patience(begin, within))?;
+                let line = read_line(out, || patience.check())?;
                 let report: GroupReport = serde_json::from_str(&line)
                     .map_err(|_| Error::Task("a task ended without its report".to_owned()))?;
                 match report.error {
@@ -482,9 +483,7 @@ impl Crew {
     fn is_asleep(&self) -> bool {
         let sleeps = |thread: fs::DirEntry| {
             let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            // The state follows the name, which may have anything in it.
-            let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-            matches!(state, Some(b'S' | b'D'))
+            Process::parse(&stat).is_some_and(|thread| matches!(thread.state, 'S' | 'D'))
         };
         self.children.iter().all(|(child, _)| {
             let folder = format!("/proc/{}/task", child.id());
@@ -520,24 +519,13 @@ impl Watch<'_> {
     /// How often it looks whether it should go on.
     const GLANCE: Duration = Duration::from_millis(20);
 
-    /// Whether it should wait on, after it has waited since `begin`.
-    fn patience(&self, begin: Instant, within: Duration) -> Result<(), Error> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
-        }
-        if begin.elapsed() > within {
-            return Err(Error::NoAnswer {
-                path: self.place.to_owned(),
-                within,
-            });
-        }
-        Ok(())
+    /// For a wait that begins now.
+    fn patience(&self, within: Duration) -> Patience<'_> {
+        Patience::new(Some(self.stop), self.place, within)
     }
 
     fn glance(&self, crew: &mut Crew) -> Result<(), Error> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
-        }
+        go_on(self.stop)?;
         if self.board.failed.get() != 0 {
             // Its report is on its way, and then its end.
             std::thread::sleep(Self::GLANCE);
@@ -555,15 +543,15 @@ impl Watch<'_> {
         within: Duration,
         crew: &mut Crew,
     ) -> Result<(), Error> {
-        let begin = Instant::now();
-        let mut looked = begin;
+        let patience = self.patience(within);
+        let mut looked = Instant::now();
         loop {
             let now = word.get();
             if now >= wanted {
                 return Ok(());
             }
             self.glance(crew)?;
-            self.patience(begin, within)?;
+            patience.check()?;
             if looked.elapsed() > 10 * Self::GLANCE {
                 looked = Instant::now();
                 if let Some(status) = crew.fallen() {
@@ -589,11 +577,11 @@ impl Watch<'_> {
     /// Until all sleep, seen twice: those who wait have said that they are about to, and everybody else, the
     /// holder among them, waits for the next phase.
     fn all_asleep(&self, within: Duration, crew: &mut Crew) -> Result<(), Error> {
-        let begin = Instant::now();
+        let patience = self.patience(within);
         let mut seen = 0;
         while seen < 2 {
             self.glance(crew)?;
-            self.patience(begin, within)?;
+            patience.check()?;
             seen = if crew.is_asleep() { seen + 1 } else { 0 };
             std::thread::sleep(Duration::from_millis(1));
         }

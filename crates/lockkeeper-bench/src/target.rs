@@ -3,11 +3,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use lockkeeper_watch::kernel::unescape;
 use serde::{Deserialize, Serialize};
 
 use crate::errand::{Answer, Errand};
@@ -224,34 +224,11 @@ fn mount_of(path: &Path, list: &str) -> Option<(PathBuf, String)> {
     list.lines()
         .filter_map(|line| {
             let (left, right) = line.split_once(" - ")?;
-            let point = unescaped(left.split(' ').nth(4)?);
+            let point = unescape(left.split(' ').nth(4)?.as_bytes());
             let kind = right.split(' ').next().unwrap_or_default();
             path.starts_with(&point).then(|| (point, kind.to_owned()))
         })
         .max_by_key(|(point, _)| point.as_os_str().len())
-}
-
-/// A path of the list of mounts, in which spaces and their like are written as `\040`: proc_pid_mountinfo(5).
-fn unescaped(field: &str) -> PathBuf {
-    let mut bytes = Vec::new();
-    let mut rest = field.as_bytes();
-    while let [first, more @ ..] = rest {
-        let digits = more
-            .get(..3)
-            .and_then(|three| std::str::from_utf8(three).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match (first, byte) {
-            (b'\\', Some(byte)) => {
-                bytes.push(byte);
-                rest = &more[3..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = more;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 #[cfg(test)]
@@ -282,7 +259,7 @@ mod tests {
             ("/a\\04", "/a\\04"),
             ("/ä\\040é", "/ä é"),
         ] {
-            assert_eq!(unescaped(field), PathBuf::from(path), "{field}");
+            assert_eq!(unescape(field.as_bytes()), PathBuf::from(path), "{field}");
         }
     }
 }

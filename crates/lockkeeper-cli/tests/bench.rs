@@ -485,7 +485,6 @@ fn a_reader_that_has_gone_is_the_end() {
 
 /// A run on a mount whose server gets a signal when the tasks are at work: how it ended, and what it said.
 fn signalled_on_the_way(mount: &Mount, place: &Place, signal: rustix::process::Signal) -> Output {
-    use rustix::process::{Pid, kill_process};
     let target = format!("mount={}", mount.path("").display());
     let run = place
         .command(&[
@@ -503,20 +502,18 @@ fn signalled_on_the_way(mount: &Mount, place: &Place, signal: rustix::process::S
         .spawn()
         .expect("starts");
     wait_until("two tasks", || processes_of(run.id()).len() == 2);
-    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
-    kill_process(server, signal).expect("it runs");
+    mount.signal(signal);
     run.wait_with_output().expect("it ends")
 }
 
 #[test]
 #[ignore = "needs FUSE: run by cargo xtask test"]
 fn a_mount_that_hangs_or_dies_on_the_way_is_said_to() {
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::Signal;
     let place = Place::new();
     let mount = Mount::new();
     let output = signalled_on_the_way(&mount, &place, Signal::STOP);
-    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
-    kill_process(server, Signal::CONT).expect("it is there");
+    mount.signal(Signal::CONT);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(
         said(&output).contains("did not answer within"),
@@ -558,12 +555,11 @@ fn a_mount_is_a_target() {
 #[test]
 #[ignore = "needs FUSE: run by cargo xtask test"]
 fn a_mount_that_does_not_answer_is_said_to() {
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::Signal;
     let mount = Mount::new();
     let place = Place::new();
     let target = format!("mount={}", mount.path("").display());
-    let server = Pid::from_raw(mount.server_pid() as i32).expect("a process");
-    kill_process(server, Signal::STOP).expect("it runs");
+    mount.signal(Signal::STOP);
     let output = place.bench(&[
         "lock1",
         "--on",
@@ -573,7 +569,7 @@ fn a_mount_that_does_not_answer_is_said_to() {
         "-o",
         "a.json",
     ]);
-    kill_process(server, Signal::CONT).expect("it is there");
+    mount.signal(Signal::CONT);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(
         said(&output).contains("did not answer within 0.5 s"),

@@ -276,8 +276,7 @@ fn who_cannot_be_told_is_told_why() {
         "{told}"
     );
     // A server that was killed.
-    let server = rustix::process::Pid::from_raw(mount.server_pid().cast_signed()).expect("a pid");
-    rustix::process::kill_process(server, rustix::process::Signal::KILL).expect("killed");
+    mount.signal(rustix::process::Signal::KILL);
     mount.wait_for("the end", |mount| fs::metadata(mount.path("")).is_err());
     refused(&["locks", "mnt"], "is gone: it was killed");
     refused(&["locks", "elsewhere.sock"], "the server was killed");

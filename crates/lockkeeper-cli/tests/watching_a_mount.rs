@@ -368,8 +368,7 @@ fn a_server_that_is_killed_while_it_is_watched_is_named() {
     let mount = Mount::new();
     let device = fs::metadata(mount.path("")).expect("is there").dev();
     let watch = watching(&mount);
-    let server = Pid::from_raw(mount.server_pid().cast_signed()).expect("a pid");
-    kill_process(server, Signal::KILL).expect("killed");
+    mount.signal(Signal::KILL);
     let (status, said) = end_of(watch);
     assert_eq!(status.code(), Some(2), "{said}");
     assert!(

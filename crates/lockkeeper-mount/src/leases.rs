@@ -71,6 +71,9 @@ impl Leases {
 
     fn look(&mut self, now: Instant) -> io::Result<Vec<TimedOut>> {
         let breaking = kernel::breaking_leases(self.major, self.minor)?;
+        if breaking.is_empty() && self.breaks.0.is_empty() {
+            return Ok(Vec::new());
+        }
         if self.breaks.knows(&breaking) {
             // Nothing has begun, so nobody need be named.
             return Ok(self.breaks.look(Vec::new(), &breaking, now, break_time()));
@@ -78,10 +81,7 @@ impl Leases {
         let mut report = Report::default();
         kernel::add_leases(&mut report, self.major, self.minor)?;
         let named = report.files.iter().flat_map(|file| {
-            let name = match &file.path {
-                Some(path) => words::clean(path),
-                None => format!("inode {}", file.inode),
-            };
+            let name = words::name(file);
             let leases = file.locks.iter().filter(|held| held.breaking);
             leases.map(move |Held { lock, .. }| {
                 let names = (name.clone(), words::who(lock));

@@ -4,10 +4,11 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockkeeper_watch::kernel::unescape;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -470,31 +471,6 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountEntry> {
         source,
         user_id: user_id.unwrap_or(0),
     })
-}
-
-/// Undoes the octal escapes of white space and backslashes.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&first, tail)) = rest.split_first() {
-        let octal = |digits: &[u8]| {
-            digits.iter().try_fold(0_u8, |value, &digit| match digit {
-                b'0'..=b'7' => value.checked_mul(8)?.checked_add(digit - b'0'),
-                _ => None,
-            })
-        };
-        match (first, tail.get(..3).and_then(octal)) {
-            (b'\\', Some(byte)) => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(bytes))
 }
 
 #[cfg(test)]

@@ -233,7 +233,7 @@ impl Look {
             look: self,
             known: files
                 .iter()
-                .map(|file| (file_id(file), name_of(file)))
+                .map(|file| (file_id(file), words::name(file)))
                 .collect(),
         };
         names.refusals(&limits, &deadlocks, &mut events);
@@ -277,7 +277,7 @@ impl Names<'_> {
         let find = || {
             let mut found = [FileLocks::new(file.dev, file.ino)];
             look.observer.name(&mut found, &look.mountpoint);
-            name_of(&found[0])
+            words::name(&found[0])
         };
         self.known.entry(file).or_insert_with(find).clone()
     }
@@ -332,13 +332,6 @@ fn file_id(file: &FileLocks) -> FileId {
     }
 }
 
-fn name_of(file: &FileLocks) -> String {
-    // A log is read on terminals, too.
-    file.path
-        .as_deref()
-        .map_or_else(|| format!("inode {}", file.inode), words::clean)
-}
-
 /// The same for one cycle, wherever it was found to begin.
 fn key_of(cycle: &Deadlock, files: &[FileLocks]) -> Vec<WaitKey> {
     let mut key: Vec<WaitKey> = cycle
@@ -365,7 +358,7 @@ fn described(cycle: &Deadlock, files: &[FileLocks]) -> Event {
         let file = &files[step.file];
         (file, &file.waiters[step.waiter].lock)
     });
-    let mut names: Vec<String> = waits.clone().map(|(file, _)| name_of(file)).collect();
+    let mut names: Vec<String> = waits.clone().map(|(file, _)| words::name(file)).collect();
     names.sort_unstable();
     names.dedup();
     Event::Deadlock {

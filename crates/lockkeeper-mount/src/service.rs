@@ -478,10 +478,13 @@ fn file_locks(file: FileId, snapshot: &Snapshot, now: Time, commands: &mut Comma
         locks: snapshot
             .granted
             .iter()
-            .map(|granted| Held {
-                lock: shown(&granted.lock, seconds(granted.since), commands),
-                held_for: Some(seconds(granted.since)),
-                breaking: granted.breaking.is_some(),
+            .map(|granted| {
+                let age = seconds(granted.since);
+                Held {
+                    lock: shown(&granted.lock, age, commands),
+                    held_for: Some(age),
+                    breaking: granted.breaking.is_some(),
+                }
             })
             .collect(),
         waiters: snapshot

@@ -108,13 +108,19 @@ fn serve(queue: &Arc<Queue>) -> String {
     url
 }
 
+/// The page of so many waiters, in a browser.
+fn opened(waiters: usize) -> (Arc<Queue>, Browser) {
+    let queue = Arc::new(Queue::default());
+    queue.set(waiters);
+    let browser = Browser::start();
+    browser.open(&serve(&queue));
+    (queue, browser)
+}
+
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn ten_thousand_waiters_are_a_page_of_rows() {
-    let queue = Arc::new(Queue::default());
-    queue.set(10_000);
-    let browser = Browser::start();
-    browser.open(&serve(&queue));
+    let (queue, browser) = opened(10_000);
     browser.until("document.querySelectorAll('.card .row').length", &json!(8));
     browser.act(
         "window.longest = 0; new PerformanceObserver((list) => { for (const task of list.getEntries()) \
@@ -207,10 +213,7 @@ fn names_are_text_and_the_token_stays_out_of_sight() {
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn a_tree_is_walked_and_folded_by_keys() {
-    let queue = Arc::new(Queue::default());
-    queue.set(3);
-    let browser = Browser::start();
-    browser.open(&serve(&queue));
+    let (queue, browser) = opened(3);
     browser.until("document.querySelectorAll('.card .row').length", &json!(4));
     let visible =
         "[...document.querySelectorAll('.card .row')].filter((row) => !row.hidden).length";
@@ -272,10 +275,7 @@ const BEYOND: &str = "[...document.querySelectorAll('header *, main *')].filter(
 #[test]
 #[ignore = "needs FUSE and packages: run by cargo xtask test"]
 fn nothing_sticks_out_however_wide_the_window_is() {
-    let queue = Arc::new(Queue::default());
-    queue.set(3000);
-    let browser = Browser::start();
-    browser.open(&serve(&queue));
+    let (_queue, browser) = opened(3000);
     for (address, rows) in [("#", 8), ("#file=1-1&page=9", 200)] {
         browser.act(&format!("location.hash = '{address}'"));
         let shown =

@@ -30,8 +30,9 @@ impl Process {
         ))
     }
 
-    /// The text of /proc/PID/stat. A program may have any name, also one with blanks and brackets.
-    fn parse(stat: &str) -> Option<Process> {
+    /// What the text of /proc/PID/stat says, or of a thread's. A program may have any name, also one with blanks
+    /// and brackets.
+    pub fn parse(stat: &str) -> Option<Process> {
         let (front, back) = stat.rsplit_once(')')?;
         let (_, command) = front.split_once('(')?;
         let fields: Vec<&str> = back.split_ascii_whitespace().collect();

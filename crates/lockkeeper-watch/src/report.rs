@@ -405,7 +405,7 @@ impl Report {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -421,9 +421,9 @@ mod tests {
         assert_eq!(report.files[0].locks[0].held_for, Some(1.5));
     }
 
-    /// A file with one lock, of owner 100, and a waiter of owner 0, 1, 2... for each of these.
-    fn hanging(blockers: &[Option<Blocker>]) -> FileLocks {
-        let lock = |owner| Lock {
+    /// A lock of this owner on the whole file.
+    pub(crate) fn lock(owner: u64) -> Lock {
+        Lock {
             kind: Kind::Posix,
             mode: Mode::Write,
             start: 0,
@@ -431,7 +431,11 @@ mod tests {
             pid: 1,
             command: None,
             owner,
-        };
+        }
+    }
+
+    /// A file with one lock, of owner 100, and a waiter of owner 0, 1, 2... for each of these.
+    fn hanging(blockers: &[Option<Blocker>]) -> FileLocks {
         let held = Held {
             lock: lock(100),
             held_for: None,

@@ -98,28 +98,17 @@ impl Rows<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Held, Kind, Lock, Mode, Waiting};
-
-    fn lock() -> Lock {
-        Lock {
-            kind: Kind::Posix,
-            mode: Mode::Write,
-            start: 0,
-            end: None,
-            pid: 1,
-            command: None,
-            owner: 1,
-        }
-    }
+    use crate::report::tests::lock;
+    use crate::report::{Held, Waiting};
 
     fn file(locks: usize, waiters: &[(u32, Option<Blocker>)]) -> FileLocks {
         let held = Held {
-            lock: lock(),
+            lock: lock(1),
             held_for: None,
             breaking: false,
         };
         let waiting = |&(depth, blocked_by)| Waiting {
-            lock: lock(),
+            lock: lock(1),
             waits_for: None,
             overtaken: 0,
             depth,

@@ -84,6 +84,12 @@ pub fn file(file: &FileLocks, report: &Report) -> String {
     }
 }
 
+/// The file's name alone, for people.
+pub fn name(file: &FileLocks) -> String {
+    let path = file.path.as_deref();
+    path.map_or_else(|| format!("inode {}", file.inode), clean)
+}
+
 /// A name as it may go to a terminal: whoever names a file or a process must not write lines of his own, nor
 /// move the cursor, nor have what follows set from right to left. As lslocks(8) does, control characters are
 /// shown as `\x0a`.

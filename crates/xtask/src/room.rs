@@ -25,7 +25,6 @@ pub fn ensure_room(repository: &Path) -> anyhow::Result<()> {
         true => TO_RUN,
         false => TO_BUILD,
     };
-    // This program itself was built below it.
     enough(&target, to_build)?;
     enough(&std::env::temp_dir(), TO_RUN)
 }

@@ -1,6 +1,6 @@
 //! Draws the state. Colours only add: everything is also said by words, signs, bold or reversed text.
 
-use lockkeeper_watch::report::{FileLocks, Kind, Lock, Mode, Report};
+use lockkeeper_watch::report::{FileLocks, Kind, Lock, Report};
 use lockkeeper_watch::rows::{Row as Place, Rows};
 use lockkeeper_watch::words;
 use ratatui::Frame;
@@ -88,7 +88,7 @@ fn draw_head(frame: &mut Frame, state: &State, area: Rect) {
         .reduce(f64::max);
     let mut title = vec![
         Span::from("lockkeeper top  ").bold(),
-        plain(&report.mountpoint).into(),
+        words::clean(&report.mountpoint).into(),
     ];
     if state.is_paused() {
         title.push(Span::from("  PAUSED").bold().reversed());
@@ -289,12 +289,12 @@ fn draw_foot(frame: &mut Frame, state: &State, area: Rect) {
     let text = if state.typing {
         format!(
             "Filter: {}_   Enter keeps it, Esc drops it",
-            plain(&state.filter)
+            words::clean(&state.filter)
         )
     } else {
         let filter = match state.filter.as_str() {
             "" => String::new(),
-            filter => format!("Filter: {}   ", plain(filter)),
+            filter => format!("Filter: {}   ", words::clean(filter)),
         };
         let keys = match state.view {
             View::Tree(_) => "Esc back  ↑↓ scroll  p pause  ? help  q quit",
@@ -334,17 +334,13 @@ fn draw_help(frame: &mut Frame, area: Rect) {
     );
 }
 
-fn plain(text: &str) -> String {
-    words::clean(text)
-}
-
 fn count(number: usize, what: &str) -> String {
     let s = if number == 1 { "" } else { "s" };
     format!("{number} {what}{s}")
 }
 
 fn who(lock: &Lock) -> String {
-    let command = plain(lock.command.as_deref().unwrap_or("(ended)"));
+    let command = words::clean(lock.command.as_deref().unwrap_or("(ended)"));
     match lock.pid {
         0 => "(not visible here)".into(),
         pid => format!("{command} {pid}"),
@@ -352,10 +348,7 @@ fn who(lock: &Lock) -> String {
 }
 
 fn kind(lock: &Lock) -> String {
-    let mode = match lock.mode {
-        Mode::Read => "read",
-        Mode::Write => "write",
-    };
+    let mode = words::mode(lock.mode);
     let kind = match lock.kind {
         Kind::Posix => "POSIX",
         Kind::Ofd => "OFD",

@@ -192,6 +192,12 @@ impl Mount {
         }
     }
 
+    /// Sends the server a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let server = rustix::process::Pid::from_raw(self.server_pid().cast_signed());
+        rustix::process::kill_process(server.expect("a pid"), signal).expect("it is there");
+    }
+
     /// `lockkeeper`, with these arguments, in the temporary folder.
     pub fn lockkeeper(&self, arguments: &[&str]) -> Output {
         Command::new(PROGRAM)

@@ -16,9 +16,10 @@ mod open_files;
 mod proc_locks;
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -352,25 +353,28 @@ impl Identity {
     }
 }
 
-/// A path as the kernel wrote it, whose special characters are in octal.
-fn unescape(text: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&first, after)) = rest.split_first() {
-        let octal = (first == b'\\')
-            .then(|| std::str::from_utf8(after.get(..3)?).ok())
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match octal {
-            Some(byte) => {
+/// A path as the kernel wrote it into a list of mounts, where white space and backslashes are octal:
+/// proc_pid_mountinfo(5).
+pub fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = |digits: &[u8]| {
+            digits.iter().try_fold(0_u8, |value, &digit| match digit {
+                b'0'..=b'7' => value.checked_mul(8)?.checked_add(digit - b'0'),
+                _ => None,
+            })
+        };
+        match (first, tail.get(..3).and_then(octal)) {
+            (b'\\', Some(byte)) => {
                 bytes.push(byte);
-                rest = &after[3..];
+                rest = &tail[3..];
             }
-            None => {
+            _ => {
                 bytes.push(first);
-                rest = after;
+                rest = tail;
             }
         }
     }
-    PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
+    PathBuf::from(OsString::from_vec(bytes))
 }

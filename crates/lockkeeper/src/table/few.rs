@@ -9,9 +9,12 @@ use crate::lock::{LockInfo, LockKind, LockType, Time};
 use crate::owner::{Owner, ProcessId};
 use crate::range::Range;
 
-/// At most two locks.
+/// At most so many locks.
+pub(super) const FEW: usize = 2;
+
+/// The locks.
 #[derive(Debug)]
-pub(crate) struct Few([Held; 2]);
+pub(crate) struct Few([Held; FEW]);
 
 /// A lock, or room for one.
 #[derive(Debug)]
@@ -92,7 +95,7 @@ impl Held {
 }
 
 impl Few {
-    pub(super) const NONE: Few = Few([Held::ROOM, Held::ROOM]);
+    pub(super) const NONE: Few = Few([Held::ROOM; FEW]);
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Held> {
         self.0.iter().filter(|held| held.is_held)

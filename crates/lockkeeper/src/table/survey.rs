@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 use hashbrown::HashMap;
 
 use super::Table;
+use super::few::FEW;
 use super::locks::Locks;
 use super::view::{BlockedBy, GrantedView, Snapshot, WaiterView};
 use super::waiting::{Obstacle, State};
@@ -29,9 +30,6 @@ pub struct Survey {
     /// grows is done with, too.
     end: u32,
 }
-
-/// The locks that a table keeps in itself are copied beside the first piece.
-const FEW: usize = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Stage {
@@ -52,6 +50,7 @@ impl Survey {
     /// so that copying them allocates nothing.
     pub fn reserve(&mut self, count: u32) {
         let count = count as usize;
+        // The locks that the table keeps in itself are copied beside the first piece.
         self.granted.reserve(count + FEW);
         self.waiting.reserve(count);
     }
